@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from torch import Tensor
 
 from kernels import backends
 from kernels.backends import Backend
-from kernels.types import Activation, DecoderLayer, LayerStack
+from kernels.types import Activation, DecoderLayer
+
+if TYPE_CHECKING:
+    from kernels.native.decoder import Stack
 
 
 def add_rms_norm(
@@ -72,7 +76,7 @@ def gate(gate_up: Tensor, activation: Activation, *, backend: Backend | None = N
     return gated
 
 
-def stack(layers: Sequence[DecoderLayer], activation: Activation) -> LayerStack | None:
+def stack(layers: Sequence[DecoderLayer], activation: Activation) -> Stack | None:
     """The layers as one call; `None` where their backend has no such call, or not for them."""
     if backends.default(layers[0].options.before_attention.weight.device) != "native":
         return None

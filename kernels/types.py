@@ -155,18 +155,3 @@ class DecoderLayer:
     out: Linear
     gate_up: Linear
     down: Linear
-
-
-class LayerStack(Protocol):
-    """Decoder layers that run as one."""
-
-    def run(
-        self, residual: Tensor, positions: Tensor, memory: Tensor, batch: AttentionBatch
-    ) -> Tensor:
-        """Take the residual stream [num_tokens, dim] through all layers, and write their KV.
-
-        All updates but the last are added to it, and that one is returned. `positions` is
-        [num_tokens] int64, `memory` [num_blocks, num_layers, 2, num_kv_heads, block_size,
-        head_dim], both as in `kernels.layers.rotate_and_write`. Raises `MemoryError`.
-        """
-        ...

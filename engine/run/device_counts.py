@@ -99,7 +99,7 @@ class DeviceCounts:
         return len(self._counted)
 
     def adjust(self, scores: Tensor, draws: abc.Sequence[Draw], newest: Tensor | None) -> Tensor:
-        """See `engine.run.penalties.Counts`."""
+        """See `TokenCounts`."""
         bias = Entries.of(biases(draws))
         rows = [row for row, one in enumerate(draws) if has_penalties(one.sequence.sampling)]
         changes = self._follow(draws, rows, newest is not None)
@@ -208,7 +208,10 @@ class DeviceCounts:
         result[rows, tokens] = penalised(values, counts, numbers.index_select(1, rows))
 
 
-def token_counts(device: torch.device) -> TokenCounts | DeviceCounts:
+Counts = TokenCounts | DeviceCounts
+
+
+def token_counts(device: torch.device) -> Counts:
     """Where penalties are counted for scores on `device`."""
     return DeviceCounts() if device.type == "cuda" else TokenCounts()
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 from collections import abc
 from dataclasses import dataclass, field
-from typing import Protocol
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -70,20 +69,6 @@ class _Counted:
         return tokens, counts
 
 
-class Counts(Protocol):
-    """What knows of the tokens that sequences have already."""
-
-    def adjust(self, scores: Tensor, draws: abc.Sequence[Draw], newest: Tensor | None) -> Tensor:
-        """What the options of `draws` make of their scores; `scores` itself if that is nothing.
-
-        It is a copy in float32 with the bias, then a repetition penalty over prompt and output
-        (Keskar et al., 2019), then presence and frequency penalties over the output, as OpenAI
-        defines them. `scores` is [num_rows, vocab_size]; of `newest`, see
-        `engine.run.sampler.sample`.
-        """
-        ...
-
-
 class TokenCounts:
     """Follows the tokens of sequences, whose lists grow and never change."""
 
@@ -107,7 +92,13 @@ class TokenCounts:
         return counted.with_drafts(draw.drafts)
 
     def adjust(self, scores: Tensor, draws: abc.Sequence[Draw], newest: Tensor | None) -> Tensor:
-        """See `Counts`."""
+        """What the options of `draws` make of their scores; `scores` itself if that is nothing.
+
+        It is a copy in float32 with the bias, then a repetition penalty over prompt and output
+        (Keskar et al., 2019), then presence and frequency penalties over the output, as OpenAI
+        defines them. `scores` is [num_rows, vocab_size]; of `newest`, see
+        `engine.run.sampler.sample`.
+        """
         adjustments = Adjustments.of(draws, self)
         return scores if adjustments is None else adjustments.apply(scores, newest)
 
@@ -156,7 +147,7 @@ class Adjustments:
         )
 
     def apply(self, scores: Tensor, newest: Tensor | None) -> Tensor:
-        """See `Counts.adjust`."""
+        """See `TokenCounts.adjust`."""
         size = scores.shape[1]
         host = [
             self._bias.rows * size + self._bias.tokens,

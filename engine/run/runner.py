@@ -19,12 +19,11 @@ from engine.constraint.masks import Masks, RowMasks
 from engine.model.errors import attempt
 from engine.model.layers.paged_model import PagedModel
 from engine.run.copies import BlockCopies, Queues
-from engine.run.device_counts import token_counts
+from engine.run.device_counts import Counts, token_counts
 from engine.run.graphs.decode import DecodeGraphs
 from engine.run.graphs.padding import tensors_of, with_tensors
 from engine.run.graphs.pieces import PieceGraphs
 from engine.run.images import BlockImages
-from engine.run.penalties import Counts
 from engine.run.sampler import Draws, PromptScores, sample, score
 from engine.run.stopwatch import Stopwatch
 from engine.schedule.swap_or_recompute import CostModel

@@ -26,8 +26,7 @@ from torch import Tensor
 from engine.api import PromptLogprobs, SamplingParams, TokenLogprobs
 from engine.batch.staging import Download, upload
 from engine.constraint.masks import RowMasks
-from engine.run.device_counts import token_counts
-from engine.run.penalties import Counts
+from engine.run.device_counts import Counts, token_counts
 from engine.sequences.beam import Candidate, num_candidates
 from engine.sequences.plan import Draw, Sampled, ScheduledChunk
 from kernels import sampling

@@ -13,7 +13,7 @@ from kernels.native import library
 from kernels.native.attention import pack_call
 from kernels.native.layers import ACTIVATIONS
 from kernels.native.linear import packed_address
-from kernels.types import Activation, AttentionBatch, DecoderLayer, LayerStack, Linear, Norm
+from kernels.types import Activation, AttentionBatch, DecoderLayer, Linear, Norm
 
 _LAYER = Struct("=4q" + 6 * "2qd" + "2q3q2d")
 """`pw_layer` of `decoder.h`, field by field."""
@@ -22,7 +22,7 @@ _STEP = Struct("=4q2q")
 """`pw_step`."""
 
 
-def stack(layers: Sequence[DecoderLayer], activation: Activation) -> LayerStack | None:
+def stack(layers: Sequence[DecoderLayer], activation: Activation) -> Stack | None:
     """The layers as one; `None` where not all products are the library's, and of one shape."""
     shapes = {
         (
@@ -32,10 +32,10 @@ def stack(layers: Sequence[DecoderLayer], activation: Activation) -> LayerStack 
         for layer in layers
     }
     addresses = [packed_address(part) for layer in layers for part in _products(layer)]
-    return None if len(shapes) > 1 or None in addresses else _Stack(layers, activation)
+    return None if len(shapes) > 1 or None in addresses else Stack(layers, activation)
 
 
-class _Stack:
+class Stack:
     """Layers whose products are all the library's, and of one shape: see `stack`."""
 
     def __init__(self, layers: Sequence[DecoderLayer], activation: Activation) -> None:
@@ -48,7 +48,12 @@ class _Stack:
     def run(
         self, residual: Tensor, positions: Tensor, memory: Tensor, batch: AttentionBatch
     ) -> Tensor:
-        """See `kernels.types.LayerStack`."""
+        """Take the residual stream [num_tokens, dim] through all layers, and write their KV.
+
+        All updates but the last are added to it, and that one is returned. `positions` is
+        [num_tokens] int64, `memory` [num_blocks, num_layers, 2, num_kv_heads, block_size,
+        head_dim], both as in `kernels.layers.rotate_and_write`. Raises `MemoryError`.
+        """
         assert residual.is_contiguous()
         update = torch.empty_like(residual)
         step = _STEP.pack(

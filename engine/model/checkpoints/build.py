@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM, GenerationConfig, PretrainedConfi
 
 from engine.api import UnsupportedModel
 from engine.model.checkpoints.awq import AwqCheckpoint
-from engine.model.checkpoints.checkpoint import Checkpoint, Options, unsupported
+from engine.model.checkpoints.checkpoint import FolderCheckpoint, Options, unsupported
 from engine.model.checkpoints.coded_linear import CodedLinear
 from engine.model.checkpoints.compressed_tensors import CompressedCheckpoint
 from engine.model.checkpoints.gguf import GgufCheckpoint
@@ -24,6 +24,7 @@ from engine.model.checkpoints.gptq import GptqCheckpoint
 from engine.model.weights import GGUF_INDEX
 
 _GENERATION = "generation_config.json"
+Checkpoint = FolderCheckpoint | GgufCheckpoint
 _READERS: dict[str, Callable[[Path, Options], Checkpoint]] = {
     "gptq": GptqCheckpoint,
     "awq": AwqCheckpoint,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from safetensors import safe_open
@@ -18,24 +18,6 @@ from kernels.weight_format import GROUP, Bits, GroupedWeight
 
 Options = Mapping[str, Any]
 """A checkpoint's `quantization_config`."""
-
-
-class Checkpoint(Protocol):
-    """Weights by the names that a `transformers` model has for them."""
-
-    method: str
-    """By what they were quantized."""
-
-    def groups(self, module: str) -> ReadGroups | None:
-        """Reads the weight of that linear layer; `None` where it is not in codes.
-
-        Raises `UnsupportedModel`, now or when it reads, for codes that do not fit the groups.
-        """
-        ...
-
-    def tensor(self, name: str) -> Tensor | None:
-        """A parameter's values, if it is there; in codes or not."""
-        ...
 
 
 class TensorFiles:
@@ -60,7 +42,12 @@ class TensorFiles:
 
 
 class FolderCheckpoint:
-    """A `Checkpoint` of a folder's safetensors files; each format reads its codes its own way."""
+    """Weights of a folder's safetensors files, by the names that a `transformers` model has for
+    them; each format reads its codes its own way.
+    """
+
+    method: str
+    """By what they were quantized."""
 
     def __init__(self, folder: Path, codes: Mapping[str, Callable[[str], GroupedWeight]]) -> None:
         """`codes` reads a linear layer, by the tensor of it that says in which form it is."""
@@ -68,14 +55,17 @@ class FolderCheckpoint:
         self._codes = codes
 
     def groups(self, module: str) -> ReadGroups | None:
-        """See `Checkpoint`."""
+        """Reads the weight of that linear layer; `None` where it is not in codes.
+
+        Raises `UnsupportedModel`, now or when it reads, for codes that do not fit the groups.
+        """
         for part, read in self._codes.items():
             if f"{module}.{part}" in self._files:
                 return partial(read, module)
         return None
 
     def tensor(self, name: str) -> Tensor | None:
-        """See `Checkpoint`."""
+        """A parameter's values, if it is there; in codes or not."""
         return self._files.get(name)
 
 

@@ -45,7 +45,7 @@ class StoredTensor(msgspec.Struct, frozen=True):
 
 
 class GgufCheckpoint:
-    """A GGUF file's tensors; a `engine.model.checkpoints.checkpoint.Checkpoint`."""
+    """A GGUF file's tensors; as `FolderCheckpoint` has those of others."""
 
     method = "gguf"
 
@@ -59,12 +59,12 @@ class GgufCheckpoint:
         self._bytes = torch.frombuffer(mapped, dtype=torch.uint8)
 
     def groups(self, module: str) -> ReadGroups | None:
-        """See `Checkpoint`. Types of another structure are rounded to 8 bits in groups."""
+        """See `FolderCheckpoint`. Types of another structure are rounded to 8 bits in groups."""
         stored = self._tensors.get(f"{module}.weight")
         return None if stored is None or stored.kind in _PLAIN else partial(self._read, stored)
 
     def tensor(self, name: str) -> Tensor | None:
-        """See `Checkpoint`."""
+        """See `FolderCheckpoint`."""
         stored = self._tensors.get(name)
         if stored is None:
             return None

@@ -51,7 +51,7 @@ _probe: ContextVar[dict[int, AttentionCall]] = ContextVar("probe")
 
 
 class EagerDecoder:
-    """Packed tokens through the model's own modules; a `Decoder` of `paged_model`."""
+    """Packed tokens through the model's own modules."""
 
     def __init__(self, model: PreTrainedModel, max_context_tokens: int | None = None) -> None:
         """Take over `model`, for contexts of up to `max_context_tokens`, or as long as its own.
@@ -66,7 +66,10 @@ class EagerDecoder:
         """What each layer asks of its attention."""
 
     def forward(self, batch: Batch, memory: Tensor) -> Tensor:
-        """See `engine.model.layers.paged_model.Decoder`."""
+        """Compute a packed batch, writing its KV to `memory` (see `PagedModel`).
+
+        Returns the logits of `batch.logit_rows`: [num_logit_rows, vocab_size].
+        """
         token = _step.set(_Step(memory, batch))
         if self._rotary is not None:
             self._rotary.is_long = batch.is_long

@@ -27,7 +27,7 @@ from kernels.types import AttentionBatch, DecoderLayer, Linear, Norm, Quantizati
 
 
 class FusedDecoder:
-    """A model of a known family, on packed weights; an `engine.model.layers.paged_model.Decoder`.
+    """A model of a known family, on packed weights.
 
     A forward pass has no host synchronisation, and shapes that depend on the numbers of tokens and
     of logit rows only: a decode step can be captured in a CUDA graph.
@@ -60,7 +60,7 @@ class FusedDecoder:
         _release(description.embedding)
 
     def forward(self, batch: Batch, memory: Tensor) -> Tensor:
-        """See `engine.model.layers.paged_model.Decoder`."""
+        """See `EagerDecoder`."""
         residual = self.embed(batch.token_ids)
         if self._stack is not None:
             update = self._stack.run(residual, batch.positions, memory, batch.attention)

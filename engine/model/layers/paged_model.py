@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -20,23 +19,13 @@ from transformers import PreTrainedConfig
 from engine.api import EngineError
 from engine.batch.batch import Batch, token_by_token
 from engine.batch.staging import upload
+from engine.model.layers.eager import EagerDecoder
 from engine.model.layers.fused import FusedDecoder
 from kernels.attention import prepare
 from kernels.backends import default
 from kernels.huge_pages import lazy_zeros
 from kernels.kv_format import KvDtype, row_size, storage_dtype
 from kernels.types import AttentionShape
-
-
-class Decoder(Protocol):
-    """What computes: everything between token ids and logits."""
-
-    def forward(self, batch: Batch, memory: Tensor) -> Tensor:
-        """Compute a packed batch, writing its KV to `memory` (see `PagedModel`).
-
-        Returns the logits of `batch.logit_rows`: [num_logit_rows, vocab_size].
-        """
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +50,7 @@ class AttentionLayout:
 class Weights:
     """A loaded model: what computes, and what is known of it."""
 
-    decoder: Decoder
+    decoder: FusedDecoder | EagerDecoder
     layout: AttentionLayout
     config: PreTrainedConfig
     """Of the text model."""
