@@ -136,7 +136,6 @@ def make_draft_model(parts: Parts, draft: PagedModel) -> DraftModel:
 
 
 def _row_costs(parts: Parts, graphs: DecodeGraphs | None) -> RowCosts:
-    """What decode steps of the model take, by their rows."""
     config, info, model = parts.config, parts.info, parts.model
     rows, keys = min(info.max_running_sequences, MOST_ROWS), min(info.max_context_tokens, MOST_KEYS)
     replay = graphs.replay_smallest if graphs else None

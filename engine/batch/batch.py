@@ -109,7 +109,6 @@ class BatchBuilder:
         return replace(batch, is_long=self._is_long(chunks))
 
     def _parts(self, chunk: ScheduledChunk) -> Iterator[_Part]:
-        """What a chunk is for `pack`."""
         blocks = self._tables.row(chunk.sequence.table)
         yield _token_ids(chunk), chunk.start, chunk.count, blocks
         for position, token_id in enumerate(chunk.drafts, chunk.start + chunk.count):

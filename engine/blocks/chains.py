@@ -52,7 +52,6 @@ class _Chain:
         return _CHAIN_BYTES + len(self.hashes)
 
     def __iter__(self) -> Iterator[bytes]:
-        """The hashes of its blocks."""
         packed = self.hashes
         return (packed[at : at + HASH_BYTES] for at in range(0, len(packed), HASH_BYTES))
 
@@ -171,7 +170,6 @@ class Chains:
         return chain
 
     def _use(self, chain: _Chain, hashes: Sequence[bytes], num_shared: int) -> None:
-        """Put a chain into the books, as the most recently used one."""
         chain.hashes, chain.num_shared = b"".join(hashes), num_shared
         chain.number, chain.used = next(self._numbers), self._clock()
         if chain.num_bytes > self._most // _TENANTS_PART:
@@ -213,7 +211,6 @@ class Chains:
         )
 
     def _state(self, chain: _Chain) -> ChainState:
-        """A chain as it is now."""
         pool, host, size = self._tiers.pool, self._tiers.host, self._tiers.block_size
         leases, now = pool.leases.of(chain.tenant).leases, self._clock()
         num_found = num_leased = num_references = 0

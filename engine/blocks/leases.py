@@ -344,7 +344,6 @@ class Leases:
             self._drop(next(iter(self._former)))
 
     def _drop(self, tenant: str) -> None:
-        """Forget a tenant that has no leases."""
         self._former.pop(tenant, None)
         self._dropped.add(self._tenants.pop(tenant))
 

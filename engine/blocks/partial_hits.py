@@ -113,7 +113,6 @@ class PartialHits:
 
 
 def _common_tokens(one: bytes, other: bytes) -> int:
-    """How many leading tokens are alike."""
     shorter = min(len(one), len(other))
     for start in range(0, shorter, _TOKEN_BYTES):
         if one[start : start + _TOKEN_BYTES] != other[start : start + _TOKEN_BYTES]:

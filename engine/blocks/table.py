@@ -284,7 +284,6 @@ class BlockTable:
         return self._pool.references[self.blocks[index]] > 1
 
     def _left(self) -> Iterator[bytes]:
-        """The hashes of what is left findable."""
         yield from self.sealed_hashes()
         if self._tail is not None:
             yield self._tail

@@ -242,7 +242,6 @@ class Restorer:
     def _prepare(
         self, restore: Restore, indices: range, spots: Sequence[Spot]
     ) -> tuple[KeptFile, range, Landing, Callable[[], float]]:
-        """A portion, and what a thread is to do for it."""
         file = spots[0].file
         landing = self._memory.landing([restore.targets[index][0] for index in indices])
         wanted = [(spot.number, file.head.names[spot.number]) for spot in spots]
@@ -329,7 +328,6 @@ class Restorer:
         )
 
     def _computing_seconds(self, first: int, end: int) -> float:
-        """To compute the blocks number `first ... end` of a chain."""
         size = self._lifecycle.block_size
         seconds = self._scheduler.pace.seconds(first * size, (end - first) * size)
         return LONGEST_WAIT_SECONDS if seconds is None else min(seconds, LONGEST_WAIT_SECONDS)

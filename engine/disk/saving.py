@@ -116,8 +116,6 @@ class Keep(NamedTuple):
 
 @dataclass(slots=True)
 class _Writing:
-    """A run on its way to disk."""
-
     run: Run
     head: Head
     fetched: Fetched

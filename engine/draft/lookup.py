@@ -215,5 +215,4 @@ def longest_match(tokens: Tokens, source: Tokens) -> tuple[int, int]:
 
 
 def _before_border(token_ids: list[int]) -> list[int]:
-    """What comes before the end of an answer."""
     return token_ids[: token_ids.index(BORDER)] if BORDER in token_ids else token_ids

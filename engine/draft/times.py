@@ -123,7 +123,6 @@ class _Factors:
         logarithm."""
 
     def learn_plain(self, factor: float) -> None:
-        """From a step without drafts."""
         self.num_in_a_row = 0
         if self._is_known:
             least, most = self.plain / _FARTHEST, self.plain * _FARTHEST
@@ -147,6 +146,5 @@ class _Factors:
         return observed - 1
 
     def of_drafts(self, counts: Integers) -> Floats:
-        """Of what so many drafts add."""
         factors: Floats = np.interp(np.log2(counts), self._places, self._drafts)
         return factors

@@ -222,7 +222,6 @@ class DraftModel:
         return guessing
 
     def _observe(self, rows: int, num_behind: int, seconds: float) -> None:
-        """A round has taken so long."""
         self._pace.observe(rows, num_behind, seconds)
         if not num_behind:
             digits = rows.bit_length()

@@ -119,7 +119,6 @@ class Shadow:
 
 
 def _num_equal(some: list[int], others: list[int]) -> int:
-    """With how many tokens both begin."""
     for count, (one, other) in enumerate(zip(some, others, strict=False)):
         if one != other:
             return count

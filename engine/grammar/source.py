@@ -78,8 +78,6 @@ def serialized(grammar: Grammar) -> str:
 
 
 class _Part(msgspec.Struct, omit_defaults=True):
-    """One of the grammars that a grammar is made of."""
-
     name: str | None = None
     json_schema: msgspec.Raw = msgspec.Raw(b"null")
     lark_grammar: str | None = None

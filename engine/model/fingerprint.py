@@ -55,7 +55,6 @@ class _Known:
         self._is_changed = False
 
     def digest_of(self, file: Path) -> str:
-        """The digest of what is in `file`, as hexadecimal digits."""
         path, stat = str(file.resolve()), file.stat()
         state = f"{stat.st_dev} {stat.st_ino} {stat.st_size} {stat.st_mtime_ns} {stat.st_ctime_ns}"
         entry = self._entries.get(path)
@@ -65,7 +64,6 @@ class _Known:
         return entry[1]
 
     def save(self) -> None:
-        """Keep what is new."""
         if self._is_changed:
             cache_files.save(self._store, self._entries)
 

@@ -85,5 +85,4 @@ class BlockImages:
 
 
 def _views(rows: Tensor) -> list[memoryview]:
-    """Each row's bytes."""
     return [memoryview(row) for row in rows.numpy()]

@@ -146,7 +146,6 @@ class RollKeeper:
         state: Literal["running", "waiting", "preempted", "finished"],
         num_blocks: int,
     ) -> RequestState:
-        """A group without its cells."""
         return RequestState(
             request_id=group.request_id,
             tenant=group.tenant,

@@ -87,7 +87,6 @@ class Speculation:
         return planned
 
     def _looked_in_vain(self, decoding: list[Sequence], market: Market, start: float) -> None:
-        """Since `start` nothing has been found that is worth a row."""
         self._balances.looked_in_vain(len(decoding), (perf_counter() - start) / market.step)
 
     def _choose(

@@ -194,7 +194,6 @@ class EngineCore:
 
     @property
     def _has_steps(self) -> bool:
-        """Whether there is something to plan, or to take over."""
         return bool(self._order) or not self.scheduler.is_idle
 
     def _take_over(self, plan: StepPlan, sampled: Sampled) -> list[TokenDelta]:

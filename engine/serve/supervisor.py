@@ -320,7 +320,6 @@ class RemoteEngine(EngineClient):
             self._deliver()
 
     def _deliver(self) -> None:
-        """Pass on what has arrived."""
         assert self._connection is not None, "an engine runs, or has just died"
         for message in self._connection.receive():
             for delta in message.deltas:

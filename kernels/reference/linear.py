@@ -56,8 +56,6 @@ class Product:
 
 
 class _Int8:
-    """A product of int8 weights."""
-
     def __init__(self, weight: Tensor, bias: Tensor | None, batch_invariant: bool) -> None:
         self.out_features, self.in_features = weight.shape
         self._weight, self._scales = quantize(weight)
@@ -71,7 +69,6 @@ class _Int8:
             self._weight = torch.ops.onednn.qlinear_prepack(self._weight, None)
 
     def __call__(self, x: Tensor) -> Tensor:
-        """See `Linear`."""
         parts = torch.split(rotate(x), 1 if self._batch_invariant else max(1, len(x)))
         output = torch.cat([self._multiply(part) for part in parts])
         return (output if self._bias is None else output.add_(self._bias)).to(x.dtype)
@@ -103,7 +100,6 @@ class _Grouped:
         self.nbytes = sum(tensor.nbytes for tensor in tensors if tensor is not None)
 
     def __call__(self, x: Tensor) -> Tensor:
-        """See `Linear`."""
         multiply = _row_by_row if self._batch_invariant else functional.linear
         parts = range(0, self.out_features, _WIDENED_ROWS)
         output = torch.cat([multiply(x.float(), self._rows(part), None) for part in parts], dim=1)

@@ -126,7 +126,6 @@ def attend_chunks(
 def _work(
     query: Tensor, kv: Tensor, batch: AttentionBatch, sliding_window: int | None, cut: Tiling
 ) -> ChunkCut:
-    """What the plan has to know."""
     num_kv_heads = kv.shape[2]
     return ChunkCut(
         queries=cut.rows // (query.shape[1] // num_kv_heads),

@@ -86,7 +86,6 @@ class _Packed:
         self.address = ctypes.addressof(self._description)
 
     def __call__(self, x: Tensor) -> Tensor:
-        """See `Linear`."""
         rows, width = x.shape
         if width != self.in_features or x.dtype not in _ACTIVATIONS:
             raise ValueError(f"x: {x.dtype} of width {width} does not fit this product")
