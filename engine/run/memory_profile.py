@@ -23,7 +23,7 @@ from engine.constraint.masks import RowMasks
 from engine.model.kv_memory import Needs
 from engine.model.layers.paged_model import PagedModel
 from engine.model.step_size import StepSize
-from engine.run.graphs.padding import no_groups, tensors_of, with_tensors
+from engine.run.graphs.padding import padded_groups, tensors_of, with_tensors
 from engine.run.graphs.recording import DeviceMemory, Graphs
 from engine.run.sampler import sample
 from engine.sequences.plan import Draw
@@ -78,7 +78,7 @@ def compute_largest_step(model: PagedModel, size: StepSize, longest: int) -> Non
     batch = pack(parts, drawing, model.block_size, model.device)
     attention = replace(batch.attention, max_context_len=longest)
     if not model.batch_invariant:
-        groups = no_groups(rows)
+        groups = padded_groups(None, rows)
         tensors = [tensor.to(model.device) for tensor in tensors_of(groups)]
         attention = replace(attention, groups=with_tensors(groups, tensors))
     batch = replace(batch, attention=attention)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from dataclasses import dataclass, fields, is_dataclass, replace
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -22,19 +22,6 @@ _MEMBERSHIPS_OF_A_ROW = 2
 _NOBODY = -1
 """No row: a member of that number is none."""
 _Tree = TypeVar("_Tree")
-
-
-class GroupRoom(NamedTuple):
-    """The capacity of a group table."""
-
-    num_groups: int
-    num_members: int
-    """Of all groups together."""
-
-    @classmethod
-    def of(cls, rows: int) -> GroupRoom:
-        """For a batch of `rows`: a group of every two, and every row in two of them."""
-        return cls(max(1, rows // 2), _MEMBERSHIPS_OF_A_ROW * rows)
 
 
 def row_buckets(most: int) -> list[int]:
@@ -96,7 +83,9 @@ class Padder:
                 max_query_len=1,
                 max_context_len=self.max_context,
                 # One row alone shares its keys with nobody.
-                groups=_padded(attention.groups, rows) if self.has_groups and rows > 1 else None,
+                groups=padded_groups(attention.groups, rows)
+                if self.has_groups and rows > 1
+                else None,
             ),
         )
 
@@ -105,11 +94,6 @@ class Padder:
         one = pack([([0], 0, 1, [self.null_block])], [0], self.block_size, torch.device("cpu"))
         is_long = torch.zeros(1, dtype=torch.bool) if self.has_lengths else None
         return self.pad(replace(one, is_long=is_long), rows)
-
-
-def no_groups(rows: int) -> PrefixGroups:
-    """A group table as large as `rows` may need, with nothing in it."""
-    return _padded(None, rows)
 
 
 def tensors_of(tree: Any) -> list[Tensor]:
@@ -136,33 +120,36 @@ def with_tensors(tree: _Tree, tensors: list[Tensor]) -> _Tree:
     return result
 
 
-def _padded(groups: PrefixGroups | None, rows: int) -> PrefixGroups:
-    """As large as `rows` may need; added groups have no keys and no members."""
-    room = GroupRoom.of(rows)
+def padded_groups(groups: PrefixGroups | None, rows: int) -> PrefixGroups:
+    """A table as large as `rows` may need; added groups have no keys and no members.
+
+    There is room for a group of every two rows, and every row in two of them.
+    """
+    num_groups, num_memberships = max(1, rows // 2), _MEMBERSHIPS_OF_A_ROW * rows
     if groups is None:
         none = torch.zeros(0, dtype=torch.int32)
         groups = PrefixGroups(none, none, torch.zeros(1, dtype=torch.int32), none, none, 0)
-    groups = _cut(groups, room)
-    extra, num_members = room.num_groups - len(groups.begins), len(groups.members)
+    groups = _cut(groups, num_groups, num_memberships)
+    extra, num_members = num_groups - len(groups.begins), len(groups.members)
     return PrefixGroups(
         begins=pad(groups.begins, (0, extra)),
         ends=pad(groups.ends, (0, extra)),
         member_starts=pad(groups.member_starts, (0, extra), value=num_members),
-        members=pad(groups.members, (0, room.num_members - num_members), value=_NOBODY),
+        members=pad(groups.members, (0, num_memberships - num_members), value=_NOBODY),
         private_starts=pad(groups.private_starts, (0, rows - len(groups.private_starts))),
         max_members=rows,
     )
 
 
-def _cut(groups: PrefixGroups, room: GroupRoom) -> PrefixGroups:
+def _cut(groups: PrefixGroups, num_groups: int, num_memberships: int) -> PrefixGroups:
     """The first groups, as many as there is room for; whoever is in others has their keys alone.
 
     Inner groups come behind those that they are in, so none is left without them.
     """
-    if len(groups.begins) <= room.num_groups and len(groups.members) <= room.num_members:
+    if len(groups.begins) <= num_groups and len(groups.members) <= num_memberships:
         return groups
     starts = groups.member_starts
-    count = min(room.num_groups, int((starts[1:] <= room.num_members).sum()))
+    count = min(num_groups, int((starts[1:] <= num_memberships).sum()))
     members = groups.members[: int(starts[count])]
     private = torch.zeros_like(groups.private_starts)
     for group in range(count):
