@@ -25,11 +25,6 @@ class HostTier(BlockPool):
     def __init__(self, num_slots: int, listener: Listener | None = None) -> None:
         super().__init__(num_slots, "lru", listener=listener)
 
-    @property
-    def num_used(self) -> int:
-        """Slots that hold a block."""
-        return self.num_in_use + self.num_cached
-
     def take(self, owner: str, block_hash: bytes | None = None) -> int:
         """A slot for a block of `owner`, to be held until `release`; evicts a cached one.
 

@@ -99,11 +99,6 @@ class StepPlan:
         return self.chunks[self.num_decoding :]
 
     @property
-    def num_prompt_tokens(self) -> int:
-        """Of these, tokens of prompts."""
-        return sum(chunk.count for chunk in self.prompts)
-
-    @property
     def spans(self) -> list[tuple[int, int]]:
         """What is computed: how many tokens come before, and how many are computed together."""
         spans = [(chunk.start, chunk.count) for chunk in self.chunks]

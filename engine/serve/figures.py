@@ -45,7 +45,7 @@ def engine_stats(
         leases_broken=leases.num_broken,
         leases_cut=leases.num_cut,
         host_blocks_total=tiers.host.num_blocks,
-        host_blocks_used=tiers.host.num_used,
+        host_blocks_used=tiers.host.num_in_use + tiers.host.num_cached,
         recomputed=lifecycle.num_recomputed,
         swapped_out=transfers.num_swapped_out,
         swapped_in=transfers.num_swapped_in,

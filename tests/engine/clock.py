@@ -18,6 +18,11 @@ class Clock:
         self.plans: list[StepPlan] = []
 
 
+def prompt_tokens(plan: StepPlan) -> int:
+    """Of a step, tokens of prompts."""
+    return sum(chunk.count for chunk in plan.prompts)
+
+
 def with_clock(
     core: EngineCore,
     monkeypatch: pytest.MonkeyPatch,
@@ -37,7 +42,7 @@ def with_clock(
         clock.plans.append(plan)
         drafts = sum(len(chunk.drafts) for chunk in plan.chunks)
         pairs = sum(chunk.count * (chunk.start + chunk.count / 2) for chunk in plan.prompts)
-        clock.now += decoding + token * plan.num_prompt_tokens + pair * pairs + draft * drafts
+        clock.now += decoding + token * prompt_tokens(plan) + pair * pairs + draft * drafts
         return execute(plan)
 
     for module in ("engine.run.steps", "engine.schedule.speculation"):

@@ -12,7 +12,7 @@ import pytest
 from bench.common.figures import percentile
 from engine.api import TenantShare
 from engine.serve.core import EngineCore
-from tests.engine.clock import Clock, with_clock
+from tests.engine.clock import Clock, prompt_tokens, with_clock
 from tests.engine.simulation import make_request, random_prompt, simulated_core
 
 STEP, TOKEN = 0.010, 0.001
@@ -95,7 +95,7 @@ def test_prompts_of_a_flood_keep_to_the_pace_of_its_own_streams(load: Load) -> N
     del load.clock.plans[:]
     for _ in range(20):
         load.core.step()
-    beside = [plan.num_prompt_tokens for plan in load.clock.plans if plan.num_decoding]
+    beside = [prompt_tokens(plan) for plan in load.clock.plans if plan.num_decoding]
     assert beside
     assert max(beside) <= 25
 
@@ -111,8 +111,8 @@ def steps_beside_a_stream(load: Load) -> tuple[float, float]:
         load.core.step()
         plan = load.clock.plans[-1]
         assert plan.num_decoding, "the stream goes on"
-        assert plan.num_prompt_tokens <= 25, "within the target"
-        prompts += TOKEN * plan.num_prompt_tokens
+        assert prompt_tokens(plan) <= 25, "within the target"
+        prompts += TOKEN * prompt_tokens(plan)
         decoding += STEP
     return prompts, decoding
 
@@ -124,7 +124,7 @@ def test_a_flood_takes_no_more_than_half_of_the_time_from_streams_of_others(load
 
 def test_what_owes_time_goes_on_by_what_a_step_computes_anyhow(load: Load) -> None:
     steps_beside_a_stream(load)
-    counts = [plan.num_prompt_tokens for plan in load.clock.plans]
+    counts = [prompt_tokens(plan) for plan in load.clock.plans]
     few = Counter(count for count in counts if count < 10)
     assert max(few) == 3, "the stream has one of four rows"
     assert 0 < few[0] < few[3] / 10, "now and then it is alone"

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from engine.config import EngineConfig
 from engine.schedule.swap_or_recompute import ComputeCost, CopyCost, CostModel
 from engine.sequences.pace import Pace
-from tests.engine.clock import with_clock
+from tests.engine.clock import prompt_tokens, with_clock
 from tests.engine.simulation import (
     expected_output,
     make_request,
@@ -136,12 +136,12 @@ def test_a_prompt_alone_takes_whole_budgets_and_beside_a_stream_what_the_target_
     core.submit(make_request("stream", stream, 60))
     for _ in range(8):
         core.step()
-    assert [plan.num_prompt_tokens for plan in plans[:2]] == [200, 200]
+    assert [prompt_tokens(plan) for plan in plans[:2]] == [200, 200]
     del plans[:]
     core.submit(make_request("prompt", prompt, 5))
     outputs = run_to_end(core)
     assert outputs["prompt"] == expected_output(prompt, 5)
-    beside = [plan.num_prompt_tokens for plan in plans if plan.num_prompt_tokens]
+    beside = [prompt_tokens(plan) for plan in plans if prompt_tokens(plan)]
     assert all(plan.num_decoding for plan in plans[: len(beside)])
     assert 35 <= min(beside[:-1]) <= max(beside) <= 45
 
@@ -214,7 +214,7 @@ def test_without_a_target_a_prompt_beside_a_stream_takes_the_whole_budget(
         core.step()
     core.submit(make_request("prompt", list(range(20, 620)), 5))
     run_to_end(core)
-    assert max(plan.num_prompt_tokens for plan in plans if plan.num_decoding) == 199
+    assert max(prompt_tokens(plan) for plan in plans if plan.num_decoding) == 199
 
 
 def test_a_target_below_nothing_is_refused() -> None:
