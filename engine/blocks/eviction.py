@@ -80,11 +80,6 @@ class EvictionQueue:
         """The sum of all reserves, used or not."""
         return sum(segment.reserved for segment in self._segments.values())
 
-    def reserved_by(self, owner: str) -> int:
-        """How many cached blocks of `owner` no other may evict."""
-        segment = self._segments.get(owner)
-        return 0 if segment is None else segment.reserved
-
     def cached_of(self, owner: str) -> int:
         """How many cached blocks `owner` has."""
         segment = self._segments.get(owner)
@@ -177,8 +172,6 @@ class EvictionQueue:
 
     def set_reserve(self, owner: str, reserved: int) -> None:
         """Protect up to `reserved` cached blocks of `owner` from now on."""
-        if reserved == self.reserved_by(owner):
-            return
         segment = self._segments.setdefault(owner, _Segment())
         segment.reserved = reserved
         self._promote(segment)

@@ -218,15 +218,22 @@ class BlockPool:
         self._queue.set_reserve(owner, 0)
         self._queue.end_leases(owner)
         owned = (block for block, own in enumerate(self._owners) if own == owner)
-        self._forget_all((block for block in owned if block not in keep), "deleted")
+        self.forget((block for block in owned if block not in keep), "deleted")
 
     def forget_all(self, keep: Collection[int] = ()) -> None:
         """Make no block findable but `keep` (the contents of the others are not to be trusted)."""
-        self._forget_all(set(self._by_hash.values()).difference(keep), "deleted")
+        self.forget(set(self._by_hash.values()).difference(keep), "deleted")
 
-    def forget(self, blocks: Iterable[int]) -> None:
-        """Make `blocks` unfindable, which hold nothing."""
-        self._forget_all(blocks)
+    def forget(self, blocks: Iterable[int], why: Loss | None = None) -> None:
+        """Make `blocks` unfindable; those that are lost without a `why` hold nothing."""
+        for block in blocks:
+            key = self._hashes[block]
+            if key is not None:
+                if self._refs[block] == 0:
+                    self._queue.remove_cached(block, self._owners[block])
+                    self._queue.add_free(block)
+                self._queue.emptied(block)
+                self._forget(block, key, why)
 
     def check(self) -> None:
         """Verify every invariant in O(blocks). Raises `InvariantError`."""
@@ -272,16 +279,6 @@ class BlockPool:
         key = self._hashes[block]
         if key is not None:
             self._forget(block, key, self._queue.emptied(block))
-
-    def _forget_all(self, blocks: Iterable[int], why: Loss | None = None) -> None:
-        for block in blocks:
-            key = self._hashes[block]
-            if key is not None:
-                if self._refs[block] == 0:
-                    self._queue.remove_cached(block, self._owners[block])
-                    self._queue.add_free(block)
-                self._queue.emptied(block)
-                self._forget(block, key, why)
 
     def _forget(self, block: int, key: bytes, why: Loss | None) -> None:
         block_hash = self.hash_of(block)

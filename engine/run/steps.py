@@ -12,6 +12,7 @@ their tokens, and what is preempted is laid out by them when it comes back.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Protocol, runtime_checkable
@@ -54,16 +55,6 @@ class Launcher(Runner, Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class _Computed:
-    """A step that was computed at once."""
-
-    sampled: Sampled
-
-    def result(self) -> Sampled:
-        return self.sampled
-
-
-@dataclass(frozen=True, slots=True)
 class Failure:
     """Steps that are not to be computed any more."""
 
@@ -89,7 +80,7 @@ class Steps:
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
         self._planned: deque[StepPlan] = deque()
-        self._started: deque[Pending] = deque()
+        self._started: deque[Callable[[], Sampled]] = deque()
         self._began: deque[float] = deque()
         """When each of them was started."""
         self.plan_seconds = 0.0
@@ -124,7 +115,7 @@ class Steps:
             error = raised
         try:
             if self._started:
-                sampled = self._started[0].result()
+                sampled = self._started[0]()
                 self._started.popleft()
                 plan = self._planned.popleft()
                 self._time(plan, may_run_ahead=isinstance(runner, Launcher))
@@ -171,7 +162,8 @@ class Steps:
         self._planned.append(plan)
         self._began.append(perf_counter())
         if isinstance(runner, Launcher):
-            self._started.append(runner.launch(plan))
+            self._started.append(runner.launch(plan).result)
             self._scheduler.launched(plan)
         else:
-            self._started.append(_Computed(runner.execute(plan)))
+            sampled = runner.execute(plan)
+            self._started.append(lambda: sampled)

@@ -191,7 +191,7 @@ def test_a_lone_prompt_takes_whole_budgets_and_a_queue_of_prompts_efficient_step
     for _ in range(12):
         load.send(FLOOD)
     load.core.step()
-    assert 160 <= load.clock.plans[0].num_prompt_tokens <= 240
+    assert 160 <= prompt_tokens(load.clock.plans[0]) <= 240
 
 
 def test_who_has_no_neighbours_has_whole_budgets_for_a_queue(
@@ -206,7 +206,7 @@ def test_who_has_no_neighbours_has_whole_budgets_for_a_queue(
     for _ in range(12):
         load.send(FLOOD)
     core.step()
-    assert load.clock.plans[0].num_prompt_tokens == 512
+    assert prompt_tokens(load.clock.plans[0]) == 512
 
 
 def first_tokens(load: Load, tenants: Iterable[str], seconds: float) -> dict[str, list[float]]:
