@@ -11,7 +11,7 @@ def main() -> None:
     """Entry point; errors of the user's making are one line and exit status 1 (or 2: usage)."""
     if sys.argv[1:2] == ["serve"]:
         leave_on_signals()
-    from app.cli.errors import CommandError
+    from app.cli.options import CommandError
     from app.cli.program import app
 
     try:

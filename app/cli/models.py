@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from app.cli.errors import CommandError
-from app.cli.options import settings_command
+from app.cli.options import CommandError, settings_command
 from app.cli.printing import AsJson, print_json, print_table
 from app.settings import Settings, load_settings
 

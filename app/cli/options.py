@@ -8,9 +8,13 @@ from typing import Annotated, Any
 
 import typer
 
-from app.cli.errors import CommandError
 from app.settings import Settings, SettingsError, env_name, option_name
 from app.settings.text import choices, default_text
+
+
+class CommandError(Exception):
+    """A mistake or a trouble to report in one line, with exit status 1."""
+
 
 _LONG_METAVAR = 40
 """Help pages do not wrap them."""

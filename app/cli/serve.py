@@ -12,9 +12,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from app.cli.errors import CommandError
 from app.cli.models import stronger_models
-from app.cli.options import settings_command
+from app.cli.options import CommandError, settings_command
 from app.cli.store.store import store_options
 from app.settings import Settings, load_settings
 from engine.model.weights import DEFAULT_MODEL, in_a_line

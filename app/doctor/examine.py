@@ -12,8 +12,7 @@ from app.assembly.parts import engine_config, service_prices, service_webhook
 from app.assembly.places import check_disk, check_places
 from app.doctor.machine import check_machine
 from app.doctor.model import check_models
-from app.doctor.network import check_ports
-from app.doctor.sign_in import check_sign_in
+from app.doctor.network import check_ports, check_sign_in
 from app.doctor.store import check_store
 from app.doctor.system import check_clock, check_environment
 from app.settings import Settings

@@ -6,8 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from app.isolation_audit.observing import ARMS, Arm, Feature, Value
-from app.isolation_audit.sampling import Samples
+from app.isolation_audit.observing import ARMS, Arm, Feature, Samples, Value
 from app.isolation_audit.statistics import holm, same_distribution, same_frequencies
 
 Verdict = Literal["leak", "clean", "cannot tell", "silent"]

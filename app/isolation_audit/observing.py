@@ -56,6 +56,8 @@ ARMS: Final = tuple(
     Arm(prober, is_sent) for prober in ("neighbour", "control") for is_sent in (True, False)
 )
 
+Samples = Mapping[Arm, list[Observation]]
+
 
 def told(channel: str, document: Mapping[str, Any]) -> Observation:
     """Every leaf of a document as a feature, named by its path. Nothing comes of nulls."""

@@ -17,9 +17,9 @@ from app.formats.reasoning.formats import ReasoningSetting
 from app.formats.tools.formats import ToolFormat
 from app.prompt.breakpoints import num_common, rendered_before
 from app.prompt.continuation import ASKED, SENTINEL, behind_answer, behind_calls, behind_question
-from app.prompt.markers import control_tokens
 from app.prompt.plain_text import PlainText, TooManyTokens, marked, marked_json
 from app.prompt.reasoning_style import ReasoningStyle
+from app.prompt.tokenizer import control_tokens
 from app.prompt.tool_style import REFUSALS, ToolStyle, tool_style
 from app.prompt.truncation import without_middle
 from app.request.template_options import TemplateOptions

@@ -11,10 +11,9 @@ from jinja2 import Environment, TemplateError, meta
 from msgspec import structs
 from transformers import PreTrainedTokenizerBase
 
-from app.formats.reasoning.format import ReasoningFormat
 from app.formats.reasoning.formats import REASONING_FORMATS, ReasoningName, ReasoningSetting
-from app.formats.reasoning.parser import ReasoningParser
-from app.prompt.markers import control_tokens
+from app.formats.reasoning.parser import ReasoningFormat, ReasoningParser
+from app.prompt.tokenizer import control_tokens
 from app.request.template_options import SWITCHES
 from app.wire.common import Effort, EffortWish
 from engine.api import Grammar

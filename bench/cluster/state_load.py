@@ -15,7 +15,7 @@ import msgspec
 from app.cluster.door.fairness import Turns
 from app.cluster.door.ledger import LeaseLedger
 from app.cluster.messages import State, decode_to_door, state_since
-from app.cluster.node.pulse import BEAT_SECONDS
+from app.cluster.node.replica import BEAT_SECONDS
 from engine.api import EngineStats, TenantStats
 
 _REPLICAS: Final = 4

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from app.cli.errors import CommandError
+from app.cli.options import CommandError
 from app.settings import Settings, load_settings, option_name
 from engine.model.weights import in_a_line
 

@@ -6,15 +6,56 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from app.cli.admin_client import DEFAULT_ADMIN_URL, AdminTokenOption, AdminUrl, read_admin
-from app.cli.errors import CommandError
-from app.cli.options import settings_command
+from app.cli.options import CommandError, settings_command
 from app.cli.printing import AsJson, print_fields, print_json, print_table
 from app.cli.store.store import STORE_FIELDS, Confirmed, actor, confirm, with_stores
 
 if TYPE_CHECKING:
     from app.admin.documents import TenantPatch
     from tenants.records import Tenant
+
+
+_SECONDS = 30.0
+
+AdminUrl = Annotated[
+    str,
+    typer.Option(
+        "--url", envvar="PARTYWALL_ADMIN_URL", help="The service's address for operators."
+    ),
+]
+DEFAULT_ADMIN_URL = "http://127.0.0.1:8001"
+AdminTokenOption = Annotated[
+    str,
+    typer.Option(
+        "--admin-token",
+        envvar="PARTYWALL_ADMIN_TOKEN",
+        help="The admin token that the first start printed.",
+        show_default=False,
+    ),
+]
+
+
+def read_admin(url: str, token: str, path: str, **query: object) -> dict[str, Any]:
+    """What `/admin` answers to a GET. Raises `CommandError`."""
+    import httpx
+
+    try:
+        answer = httpx.get(
+            f"{url.rstrip('/').removesuffix('/admin')}/admin/{path}",
+            params={name: str(value) for name, value in query.items() if value is not None},
+            headers={"authorization": f"Bearer {token}"},
+            timeout=_SECONDS,
+            trust_env=False,
+        )
+        document: dict[str, Any] = dict(answer.json())
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
+        raise CommandError(f"{url} does not answer: {error}") from None
+    except (TypeError, ValueError):
+        raise CommandError(f"{url} is no service for operators: its answer is no JSON") from None
+    if answer.is_error:
+        raise CommandError(str(document.get("detail", answer.reason_phrase)))
+    return document
+
 
 app = typer.Typer(help="Create, show, change and delete tenants.", no_args_is_help=True)
 

@@ -14,8 +14,7 @@ from ray.exceptions import RayError
 from ray.serve.exceptions import RayServeException
 
 from app.cluster.messages import ToDoor, decode_to_door
-from app.cluster.node.pulse import BEAT_SECONDS
-from app.cluster.node.replica import SILENCE_SECONDS
+from app.cluster.node.replica import BEAT_SECONDS, SILENCE_SECONDS
 from engine.api import EngineUnavailable
 from engine.questions import AnswerT, Question, SaidT
 from engine.serve.messages import ToEngine, encode

@@ -18,15 +18,13 @@ Three more costs keep the caches worth together what one large cache would be:
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 from typing import Final, Literal
 
 from app.cluster.routing.in_flight import InFlight
 from app.cluster.routing.index import PrefixIndex
-from app.cluster.routing.placements import Placements
-from app.cluster.routing.shortlist import shortlist
 
 Why = Literal["cached", "spread", "two_choices", "sticky"]
 
@@ -237,3 +235,96 @@ def ranked(key: bytes, replicas: Iterable[int]) -> list[int]:
         return blake2b(key, digest_size=8, salt=replica.to_bytes(16)).digest()
 
     return sorted(replicas, key=weight)
+
+
+MOST_LOOKED_AT: Final = 64
+"""Of so few replicas all are looked at."""
+_BEST: Final = 8
+"""Of those that have equally much of the prompt."""
+
+
+def shortlist(
+    key: bytes, depths: Mapping[int, int], costs: Mapping[int, float], equal: float
+) -> Collection[int]:
+    """Of the replicas in `costs` those that can be the best for a prompt.
+
+    Who has as much of it as others, and costs more, cannot, if they are equally fast. Costs that
+    differ by less than `equal` are the same; then `key` decides, equally at all front doors.
+    """
+    if len(costs) <= MOST_LOOKED_AT:
+        return costs.keys()
+    start = int.from_bytes(blake2b(key, digest_size=8).digest())
+    by_depth: dict[int, list[int]] = {}
+    for replica, depth in depths.items():
+        if replica in costs:
+            by_depth.setdefault(depth, []).append(replica)
+    without = [replica for replica in costs if replica not in depths]
+    found: list[int] = []
+    for alike in (without, *by_depth.values()):
+        found += _best(alike, costs, equal, start)
+    return found
+
+
+def _best(
+    replicas: Sequence[int], costs: Mapping[int, float], equal: float, start: int
+) -> Sequence[int]:
+    """Those that cost least; of those that cost equally little the ones from `start` on."""
+    if len(replicas) <= _BEST:
+        return replicas
+    ascending = sorted([costs[replica] for replica in replicas])
+    most = ascending[0] + equal
+    least = [replica for replica in replicas if costs[replica] <= most]
+    if len(least) >= _BEST:
+        first = start % len(least)
+        return (least[first:] + least[:first])[:_BEST]
+    most = ascending[_BEST - 1]
+    few = [replica for replica in replicas if costs[replica] <= most]
+    return sorted(few, key=costs.__getitem__)[:_BEST]
+
+
+_HORIZON: Final = 100
+"""Requests after which one that was placed counts 1/e."""
+_MOST_BRANCHES: Final = 4096
+_LARGEST_WEIGHT: Final = 1e9
+
+
+class Placements:
+    """Seconds of prompts computed at each replica, and where prompts have left what was known."""
+
+    def __init__(self) -> None:
+        self._seconds: dict[int, float] = {}
+        self._weight = 1.0
+        """Of the next request: later ones count more, instead of earlier ones less."""
+        self._branches: dict[bytes, int] = {}
+        """How many prompts went different ways behind a block, the latest last."""
+
+    def add(self, replica: int, seconds: float, branch: bytes | None) -> None:
+        """A replica computes so much of a prompt, of which nobody has what is behind `branch`."""
+        self._weight *= 1 + 1 / _HORIZON
+        self._seconds[replica] = self._seconds.get(replica, 0.0) + seconds * self._weight
+        if self._weight > _LARGEST_WEIGHT:
+            self._seconds = {one: sum_ / self._weight for one, sum_ in self._seconds.items()}
+            self._weight = 1.0
+        if branch is not None:
+            self._branches[branch] = self._branches.pop(branch, 0) + 1
+            if len(self._branches) > _MOST_BRANCHES:
+                del self._branches[next(iter(self._branches))]
+
+    def drop(self, replica: int) -> None:
+        """The replica is no more, nor what it has computed."""
+        self._seconds.pop(replica, None)
+
+    def sharers(self, branch: bytes | None) -> int:
+        """How many prompts have gone on in ways of their own behind this block, with the next."""
+        return 1 + (self._branches.get(branch, 0) if branch is not None else 0)
+
+    def crowding(self, replicas: Iterable[int]) -> dict[int, float]:
+        """By how many seconds a request each of `replicas` has computed more than its share.
+
+        That is: the mean of all requests, had everybody computed as much, less what it is.
+        """
+        there = list(replicas)
+        seconds = [self._seconds.get(replica, 0.0) for replica in there]
+        mean = sum(seconds) / len(seconds)
+        unit = len(seconds) / (_HORIZON * self._weight)
+        return dict(zip(there, [(own - mean) * unit for own in seconds], strict=True))

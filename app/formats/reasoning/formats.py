@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Final, Literal, get_args
 
-from app.formats.reasoning.format import ReasoningFormat
 from app.formats.reasoning.harmony import Harmony
 from app.formats.reasoning.marked import Marked
+from app.formats.reasoning.parser import ReasoningFormat
 
 ReasoningName = Literal[
     "harmony", "mistral", "granite", "cohere", "gemma", "seed", "kimi", "deepseek", "think"

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from app.formats.reasoning.format import Spell
+from app.formats.reasoning.parser import Spell
 from app.formats.tools.harmony import CALL, CHANNEL, CONSTRAIN, MESSAGE, OPENING
 from app.formats.tools.source import Reading, Source
 from engine.grammar.lark import lacking

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from app.formats.reasoning.format import Spell
+from app.formats.reasoning.parser import Spell
 from app.formats.tools.source import Reading, Source
 from engine.grammar.lark import ANY_TEXT, lacking, literal
 

@@ -6,8 +6,7 @@ import json
 import re
 from collections.abc import Sequence
 
-from app.formats.tools.format import Format
-from app.formats.tools.grammar import Block, Blocks, Writer
+from app.formats.tools.format import Block, Blocks, Format, Writer
 from app.formats.tools.json_calls import Call, read_arguments
 from app.formats.tools.source import Reading, Source
 from engine.grammar.lark import literal

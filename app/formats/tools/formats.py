@@ -9,8 +9,7 @@ from app.formats.tools.format import Format
 from app.formats.tools.gemma import GEMMA
 from app.formats.tools.harmony import HARMONY
 from app.formats.tools.llama_json import LLAMA
-from app.formats.tools.marked_json import GRANITE, HERMES, PHI
-from app.formats.tools.mistral import MISTRAL
+from app.formats.tools.marked_json import GRANITE, HERMES, MISTRAL, PHI
 from app.formats.tools.pythonic import PYTHONIC
 from app.formats.tools.xml_parameters import XML
 

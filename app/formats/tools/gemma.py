@@ -7,10 +7,10 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from app.formats.tools.format import Format
-from app.formats.tools.grammar import (
+from app.formats.tools.format import (
     Block,
     Blocks,
+    Format,
     Shape,
     Writer,
     allows_only,

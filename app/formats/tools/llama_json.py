@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from app.formats.tools.format import Format
-from app.formats.tools.grammar import Block, Blocks, Writer, json_call
+from app.formats.tools.format import Block, Blocks, Format, Writer, json_call
 from app.formats.tools.json_calls import Call, leave, read_calls, written
 from app.formats.tools.source import Reading, Source
 from engine.grammar.lark import ANY_TEXT, BLANKS

@@ -10,8 +10,7 @@ from functools import partial
 from keyword import iskeyword
 from typing import Any
 
-from app.formats.tools.format import Format
-from app.formats.tools.grammar import Block, Blocks, Shape, Writer, joined
+from app.formats.tools.format import Block, Blocks, Format, Shape, Writer, joined
 from app.formats.tools.json_calls import Call
 from app.formats.tools.source import Reading, Source
 from engine.grammar.lark import ANY_TEXT, literal

@@ -6,10 +6,10 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from app.formats.tools.format import Format
-from app.formats.tools.grammar import (
+from app.formats.tools.format import (
     Block,
     Blocks,
+    Format,
     Member,
     Shape,
     Unwritable,

@@ -13,7 +13,7 @@ import pytest
 from transformers import PreTrainedTokenizerBase
 from typer.testing import CliRunner
 
-from app.cli.errors import CommandError
+from app.cli.options import CommandError
 from app.cli.program import app
 from tenants.usage.meter import UsageMeter
 from tests.app.admin.problem import fields

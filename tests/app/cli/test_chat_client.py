@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from app.cli.chat_client import ChatError, socket_url
+from app.cli.chat import ChatError, socket_url
 from tests.app.conftest import World
 
 _ESCAPES = re.compile(rb"\x1b\[[?0-9;]*[a-zA-Z]")

@@ -15,7 +15,7 @@ from msgspec import structs
 
 from app.cluster.launch import ENVIRONMENT
 from app.cluster.messages import Beat
-from app.cluster.node.pulse import Pulse
+from app.cluster.node.replica import Pulse
 from engine.api import EngineInfo, EngineStats, EngineUnavailable, TokenDelta
 from engine.serve.entrance import Entrance
 from engine.serve.messages import Abort, Deltas, Down, Ready, Submit
@@ -251,7 +251,7 @@ class Engine:
 async def watched(
     monkeypatch: pytest.MonkeyPatch,
 ) -> AsyncIterator[tuple[Engine, Pulse, list[Down | Ready]]]:
-    monkeypatch.setattr("app.cluster.node.pulse.BEAT_SECONDS", 0.01)
+    monkeypatch.setattr("app.cluster.node.replica.BEAT_SECONDS", 0.01)
     engine, told = Engine(), list[Down | Ready]()
     pulse = Pulse(engine, told.append)
     running = asyncio.create_task(pulse.run())

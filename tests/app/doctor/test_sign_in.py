@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from app.assembly.check import Check
-from app.doctor.sign_in import check_sign_in
+from app.doctor.network import check_sign_in
 from app.settings import Settings
 from tests.app.admin.provider import AUDIENCE, Provider, providing
 

@@ -11,12 +11,12 @@ import jsonschema_rs
 import pytest
 from transformers import PreTrainedTokenizerFast
 
+from app.formats.tools.format import Shape, Unwritable
 from app.formats.tools.formats import FORMATS
-from app.formats.tools.grammar import Shape, Unwritable
 from app.formats.tools.parser import ToolParser
-from app.generation.call_grammar import call_grammar
+from app.generation.answer_grammar import call_grammar
 from app.generation.detokenizer import Detokenizer
-from app.prompt.markers import control_tokens
+from app.prompt.tokenizer import control_tokens
 from engine.api import Grammar
 from engine.grammar.compiled import CompiledGrammar
 from engine.grammar.source import problem_of

@@ -10,10 +10,10 @@ import jsonschema_rs
 import pytest
 from transformers import PreTrainedTokenizerFast
 
+from app.formats.tools.format import Shape
 from app.formats.tools.formats import FORMATS
-from app.formats.tools.grammar import Shape
 from app.formats.tools.parser import ToolParser
-from app.generation.call_grammar import call_grammar
+from app.generation.answer_grammar import call_grammar
 from app.generation.detokenizer import Detokenizer
 from engine.api import SamplingParams
 from engine.assembly.parts import Parts

@@ -11,13 +11,13 @@ from tokenizers import AddedToken
 from transformers import PreTrainedTokenizerFast
 
 from app.formats.reasoning.parser import ReasoningParser
+from app.formats.tools.format import Shape
 from app.formats.tools.formats import FORMATS
-from app.formats.tools.grammar import Shape
 from app.formats.tools.parser import ToolParser
-from app.generation.call_grammar import call_grammar
+from app.generation.answer_grammar import call_grammar
 from app.generation.lines import Line
-from app.prompt.markers import control_tokens
 from app.prompt.reasoning_style import Opened, ReasoningStyle
+from app.prompt.tokenizer import control_tokens
 from engine.api import Grammar, SamplingParams, TokenDelta
 from engine.grammar.compiled import CompiledGrammar
 from engine.grammar.source import problem_of

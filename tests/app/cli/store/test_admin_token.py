@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from app.cli.errors import CommandError
+from app.cli.options import CommandError
 from tests.app.cli.store.test_backup import partywall
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from app.cli.errors import CommandError
+from app.cli.options import CommandError
 from app.cli.program import app
 
 

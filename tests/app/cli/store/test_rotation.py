@@ -11,7 +11,7 @@ import msgspec
 import pytest
 from typer.testing import CliRunner
 
-from app.cli.errors import CommandError
+from app.cli.options import CommandError
 from app.cli.program import app
 from app.settings import load_settings
 from app.stores import open_stores

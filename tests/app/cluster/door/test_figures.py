@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 from msgspec import structs
 
-from app.cluster.door.figures import Heard
+from app.cluster.door.fleet import Heard
 from app.cluster.launch import ENVIRONMENT
 from app.cluster.messages import Blocks, State, ToDoor
 from app.observe.fleet_metrics import FleetMetrics

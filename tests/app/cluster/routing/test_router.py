@@ -10,8 +10,7 @@ from dataclasses import replace
 import pytest
 
 from app.cluster.routing.in_flight import InFlight
-from app.cluster.routing.placements import Placements
-from app.cluster.routing.router import Choice, ReplicaLoad, Router, ranked
+from app.cluster.routing.router import Choice, Placements, ReplicaLoad, Router, ranked
 
 BLOCK = 16
 RATE = 1000.0

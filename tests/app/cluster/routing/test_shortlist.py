@@ -8,9 +8,8 @@ from unittest import mock
 
 import pytest
 
-from app.cluster.routing import shortlist as module
-from app.cluster.routing.router import Choice, ReplicaLoad, Router
-from app.cluster.routing.shortlist import MOST_LOOKED_AT, shortlist
+from app.cluster.routing import router as module
+from app.cluster.routing.router import MOST_LOOKED_AT, Choice, ReplicaLoad, Router, shortlist
 from tests.app.cluster.routing.test_router import BLOCK, Held, chain, choose, idle, load
 
 MANY = 3 * MOST_LOOKED_AT

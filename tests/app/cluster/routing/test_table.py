@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.cluster.routing.holders import HolderSets
+from app.cluster.routing.index import HolderSets
 from app.cluster.routing.table import CompactTable
 
 KEYS = st.integers(0, 2**64 - 1) | st.integers(0, 3)
