@@ -13,7 +13,7 @@ import typer
 from app.cli.printing import AsJson, print_json
 
 if TYPE_CHECKING:
-    from app.isolation_audit.audit import Plan, Progress
+    from app.isolation_audit.audit import Plan
     from app.isolation_audit.report import Report
     from app.isolation_audit.server import Server, Tenant
 
@@ -89,14 +89,9 @@ def audit(
     drawn = random.getrandbits(32) if seed is None else seed
     plan = Plan(samples=samples, words=words, channels=channels, seed=drawn, alpha=alpha)
 
-    async def run() -> Report:
-        server = Server(
-            url, model, rate=rate, timeout_seconds=timeout, new_connections=new_connections
-        )
-        return await _run(server, owner, other, plan)
-
+    server = Server(url, model, rate=rate, timeout_seconds=timeout, new_connections=new_connections)
     try:
-        report = asyncio.run(run())
+        report = asyncio.run(_run(server, owner, other, plan))
     except AuditError as error:
         print(f"error: {error}", file=sys.stderr)
         raise typer.Exit(_CANNOT_TELL) from None
@@ -126,9 +121,8 @@ async def _run(server: Server, owner: Tenant, neighbour: Tenant, plan: Plan) -> 
         def show(done: int, total: int) -> None:
             bar.update(task, completed=done, total=total)
 
-        on_progress: Progress = show
         try:
-            return await run_audit(server, owner, neighbour, plan, on_progress)
+            return await run_audit(server, owner, neighbour, plan, show)
         finally:
             await server.close()
 

@@ -9,14 +9,7 @@ from typing import Final
 
 from app.isolation_audit.findings import findings
 from app.isolation_audit.observing import ARMS, CHANNELS, Arm, Observation, Samples
-from app.isolation_audit.probes import (
-    Probe,
-    PromptProbe,
-    Scene,
-    SchemaProbe,
-    StallProbe,
-    StoredProbe,
-)
+from app.isolation_audit.probes import PROBES, Probe, Scene
 from app.isolation_audit.report import Report
 from app.isolation_audit.server import AuditError, RequestFailed, Server, Tenant
 from app.isolation_audit.texts import Texts
@@ -25,47 +18,6 @@ _WARM_UPS: Final = 2
 """Of each arm, which are not counted."""
 _FEW_FAILURES: Final = 5
 _MOST_FAILURES_SHARE: Final = 0.05
-
-
-async def sample(
-    probe: Probe,
-    server: Server,
-    probers: Mapping[str, Tenant],
-    size: int,
-    draw: random.Random,
-    on_observed: Callable[[], None],
-) -> Samples:
-    """`size` observations of each arm. `probers` says who probes in an arm.
-
-    One that fails is made again, with something else that nobody has sent. Raises `AuditError`
-    where too many fail.
-    """
-    order = [arm for arm in ARMS for _ in range(size)]
-    draw.shuffle(order)
-    found: dict[Arm, list[Observation]] = {arm: [] for arm in ARMS}
-    patience = _FEW_FAILURES + int(_MOST_FAILURES_SHARE * len(order))
-    for number, arm in enumerate([*ARMS * _WARM_UPS, *order]):
-        while True:
-            try:
-                observed = await probe.observe(probers[arm.prober], arm.is_sent)
-                break
-            except RequestFailed as error:
-                patience -= 1
-                if patience < 0:
-                    raise AuditError(f"too many requests fail, the last one: {error}") from error
-                await server.wait(error.wait_seconds)
-        if number >= _WARM_UPS * len(ARMS):
-            found[arm].append(observed)
-            on_observed()
-    return found
-
-
-_PROBES: Final[tuple[Callable[[Scene], Probe], ...]] = (
-    PromptProbe,
-    StallProbe,
-    StoredProbe,
-    SchemaProbe,
-)
 _NOT_SERVED: Final = (500, 501)
 """What servers answer where they have a path and cannot do what it is for."""
 
@@ -100,7 +52,7 @@ async def audit(
     scene = Scene(server, owner, Texts(plan.seed, plan.words))
     wanted = [
         probe
-        for probe in (make(scene) for make in _PROBES)
+        for probe in (make(scene) for make in PROBES)
         if set(probe.channels) & set(plan.channels) and await _is_served(probe)
     ]
     draw = random.Random(plan.seed)
@@ -114,9 +66,7 @@ async def audit(
             on_progress(done, total)
 
     probers = {"neighbour": neighbour, "control": owner}
-    taken: list[Samples] = [
-        await sample(probe, server, probers, plan.samples, draw, note) for probe in wanted
-    ]
+    taken = [await _sample(probe, server, probers, plan.samples, draw, note) for probe in wanted]
     parameters = {"url": server.url, "model": server.model} | asdict(plan)
     parameters |= {"channels": list(plan.channels), "same_tenant": owner == neighbour}
     return Report(parameters, findings(taken, plan.channels, plan.alpha))
@@ -137,3 +87,36 @@ async def _is_served(probe: Probe) -> bool:
         if error.status in _NOT_SERVED:
             return False
         raise AuditError(f"whether {probe.channels[0]} is served: {error}") from error
+
+
+async def _sample(
+    probe: Probe,
+    server: Server,
+    probers: Mapping[str, Tenant],
+    size: int,
+    draw: random.Random,
+    on_observed: Callable[[], None],
+) -> Samples:
+    """`size` observations of each arm. `probers` says who probes in an arm.
+
+    One that fails is made again, with something else that nobody has sent. Raises `AuditError`
+    where too many fail.
+    """
+    order = [arm for arm in ARMS for _ in range(size)]
+    draw.shuffle(order)
+    found: dict[Arm, list[Observation]] = {arm: [] for arm in ARMS}
+    patience = _FEW_FAILURES + int(_MOST_FAILURES_SHARE * len(order))
+    for number, arm in enumerate([*ARMS * _WARM_UPS, *order]):
+        while True:
+            try:
+                observed = await probe.observe(probers[arm.prober], arm.is_sent)
+                break
+            except RequestFailed as error:
+                patience -= 1
+                if patience < 0:
+                    raise AuditError(f"too many requests fail, the last one: {error}") from error
+                await server.wait(error.wait_seconds)
+        if number >= _WARM_UPS * len(ARMS):
+            found[arm].append(observed)
+            on_observed()
+    return found

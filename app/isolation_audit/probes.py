@@ -1,4 +1,4 @@
-"""Probes with prompts and formats: one tenant sends something, then somebody asks for an answer.
+"""Probes, a way to look each: one tenant sends something, then somebody asks for an answer.
 
 In each of them the owner sends something new first; the probe is for the same thing or for another
 new one of the same length. So both find the server as a request just before leaves it.
@@ -7,10 +7,11 @@ new one of the same length. So both find the server as a request just before lea
 from __future__ import annotations
 
 import asyncio
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from app.isolation_audit.observing import Feature, Observation, told, told_by_usage
 from app.isolation_audit.server import Answer, AuditError, Reply, RequestFailed, Server, Tenant
@@ -21,27 +22,10 @@ _RUNNING_TOKENS: Final = 256
 """Of an answer that runs while a probe is read; it is broken off then."""
 _RUNNING_BEFORE: Final = 3
 """Arrivals of such an answer before the probe is sent."""
-
-
-class Probe(Protocol):
-    """A way to look at some channels."""
-
-    @property
-    def channels(self) -> Sequence[str]:
-        """Those that it looks at."""
-        ...
-
-    async def is_served(self) -> bool:
-        """Whether the server knows what the probe asks for. Raises `RequestFailed`."""
-        ...
-
-    async def observe(self, prober: Tenant, is_sent: bool) -> Observation:
-        """Let the owner send something, and look from the prober's side.
-
-        The probe is for the same if `is_sent`. Raises `RequestFailed`: then nothing is known, and
-        only another call, which sends something else, can tell.
-        """
-        ...
+_RESPONSES: Final = "/v1/responses"
+_FEWEST_TOKENS: Final = (1, 16)
+"""Of an answer, by the server: the first that it takes."""
+_TOLD_BY_ERRORS: Final = ("type", "code", "param", "message")
 
 
 @dataclass(frozen=True)
@@ -53,17 +37,31 @@ class Scene:
     texts: Texts
 
 
-class PromptProbe:
-    """Asks for the answer to a prompt."""
+class Probe(ABC):
+    """A way to look at some channels."""
 
-    channels: Sequence[str] = ("ttft", "itl", "usage", "diagnostics")
+    channels: Sequence[str]
 
     def __init__(self, scene: Scene) -> None:
         self._scene = scene
 
     async def is_served(self) -> bool:
-        """See `Probe`."""
+        """Whether the server knows what the probe asks for. Raises `RequestFailed`."""
         return True
+
+    @abstractmethod
+    async def observe(self, prober: Tenant, is_sent: bool) -> Observation:
+        """Let the owner send something, and look from the prober's side.
+
+        The probe is for the same if `is_sent`. Raises `RequestFailed`: then nothing is known, and
+        only another call, which sends something else, can tell.
+        """
+
+
+class PromptProbe(Probe):
+    """Asks for the answer to a prompt."""
+
+    channels = ("ttft", "itl", "usage", "diagnostics")
 
     async def observe(self, prober: Tenant, is_sent: bool) -> Observation:
         """See `Probe`."""
@@ -78,20 +76,13 @@ class PromptProbe:
         return found | told_by_usage(answer.usage) | told("diagnostics", answer.told)
 
 
-class StallProbe:
+class StallProbe(Probe):
     """Looks how long an answer of the prober's own pauses while another prompt of its is read.
 
     The shorter the pause, the less of the prompt there was to compute.
     """
 
-    channels: Sequence[str] = ("itl",)
-
-    def __init__(self, scene: Scene) -> None:
-        self._scene = scene
-
-    async def is_served(self) -> bool:
-        """See `Probe`."""
-        return True
+    channels = ("itl",)
 
     async def observe(self, prober: Tenant, is_sent: bool) -> Observation:
         """See `Probe`."""
@@ -149,13 +140,10 @@ class _Running:
         await asyncio.gather(self._task, return_exceptions=True)
 
 
-class SchemaProbe:
+class SchemaProbe(Probe):
     """Asks for an answer held to a schema; the prompts are new, it is the schema that was sent."""
 
-    channels: Sequence[str] = ("constrained",)
-
-    def __init__(self, scene: Scene) -> None:
-        self._scene = scene
+    channels = ("constrained",)
 
     async def is_served(self) -> bool:
         """See `Probe`. A server that ignores the schema answers with something else."""
@@ -182,19 +170,17 @@ def _ttft(answer: Answer) -> float:
     return answer.arrivals[0] - answer.sent_at
 
 
-_PATH: Final = "/v1/responses"
-_FEWEST_TOKENS: Final = (1, 16)
-"""Of an answer, by the server: the first that it takes."""
-_TOLD_BY_ERRORS: Final = ("type", "code", "param", "message")
+class StoredProbe(Probe):
+    """Shows a stored response by its id, goes on from it, and has a prompt compared with its.
 
+    Whoever has stored it is told what is in it (the control); anybody else should be told what is
+    told about an id that nobody has.
+    """
 
-class StoredProbe:
-    """Shows a response by its id, goes on from it, and has a prompt compared with its."""
-
-    channels: Sequence[str] = ("ids", "errors", "diagnostics")
+    channels = ("ids", "errors", "diagnostics")
 
     def __init__(self, scene: Scene) -> None:
-        self._scene = scene
+        super().__init__(scene)
         self._tokens = 0
         self._has_diagnostics = False
 
@@ -207,7 +193,7 @@ class StoredProbe:
                 break
         else:
             return False
-        shown = await self._scene.server.ask(owner, "GET", f"{_PATH}/{created}")
+        shown = await self._scene.server.ask(owner, "GET", f"{_RESPONSES}/{created}")
         diagnosed = await self._compared(owner, created)
         self._has_diagnostics = bool(diagnosed)
         return shown.status == 200
@@ -219,7 +205,7 @@ class StoredProbe:
         if not stored:
             raise RequestFailed("a response was not stored")
         named = stored if is_sent else self._scene.texts.id_like(stored)
-        shown = await server.ask(prober, "GET", f"{_PATH}/{named}")
+        shown = await server.ask(prober, "GET", f"{_RESPONSES}/{named}")
         continued = await self._ask(prober, previous_response_id=named)
         found: Observation = {
             Feature("ids", "answer"): _gist(shown, named),
@@ -236,7 +222,7 @@ class StoredProbe:
             "max_output_tokens": self._tokens,
             "store": True,
         }
-        return await self._scene.server.ask(tenant, "POST", _PATH, body | more)
+        return await self._scene.server.ask(tenant, "POST", _RESPONSES, body | more)
 
     async def _compared(self, tenant: Tenant, named: str) -> Observation:
         """What the server says of a new prompt beside a response; nothing if it says nothing."""
@@ -264,3 +250,6 @@ def _gist(reply: Reply, named: str) -> str:
     error = error if isinstance(error, dict) else reply.document
     parts = [str(error.get(name)).replace(named, "ID") for name in _TOLD_BY_ERRORS]
     return " · ".join([str(reply.status), *(part for part in parts if part != "None")])
+
+
+PROBES: Final[tuple[type[Probe], ...]] = (PromptProbe, StallProbe, StoredProbe, SchemaProbe)
