@@ -16,6 +16,14 @@ def print_json(document: object) -> None:
     print(json.dumps(document, indent=2))
 
 
+def show_line(document: object, line: str, as_json: bool) -> None:
+    """As JSON or as a line."""
+    if as_json:
+        print_json(document)
+    else:
+        print(line)
+
+
 def print_table(rows: Sequence[Mapping[str, Any]], empty: str) -> None:
     """For people: aligned columns named after the keys, or `empty` when there are no rows."""
     if not rows:
@@ -29,12 +37,19 @@ def print_table(rows: Sequence[Mapping[str, Any]], empty: str) -> None:
         print("  ".join(cells).rstrip())
 
 
-def show_rows(rows: Sequence[Mapping[str, Any]], empty: str, as_json: bool) -> None:
-    """As JSON or as a table."""
+def show_rows(
+    rows: Sequence[Mapping[str, Any]],
+    empty: str,
+    as_json: bool,
+    columns: Sequence[str] | None = None,
+) -> None:
+    """As JSON or as a table, which has all columns if not told otherwise."""
     if as_json:
         print_json(rows)
-    else:
+    elif columns is None:
         print_table(rows, empty)
+    else:
+        print_table([{name: row[name] for name in columns} for row in rows], empty)
 
 
 def print_fields(document: Mapping[str, Any]) -> None:

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from app.cli.options import settings_command
-from app.cli.printing import AsJson, print_json, show_rows
-from app.cli.store.store import STORE_FIELDS, Confirmed, actor, confirm, with_stores
+from app.cli.printing import AsJson, show_line, show_rows
+from app.cli.store.store import (
+    Confirmed,
+    Lifetime,
+    actor,
+    confirm,
+    end_of,
+    store_command,
+    with_stores,
+)
 
 if TYPE_CHECKING:
     from tenants.records import OperatorToken
@@ -17,8 +23,7 @@ if TYPE_CHECKING:
 app = typer.Typer(help="Create, list and revoke admin tokens.", no_args_is_help=True)
 
 
-@app.command("create")
-@settings_command(STORE_FIELDS)
+@store_command(app, "create")
 def create(
     name: Annotated[str, typer.Argument(metavar="NAME", help="Who or what the token is for.")],
     role: Annotated[
@@ -27,28 +32,23 @@ def create(
     tenant: Annotated[
         str | None, typer.Option(help="Of whom alone its holder sees or writes anything.")
     ] = None,
-    expires_in_seconds: Annotated[
-        int | None, typer.Option(min=1, help="How long it is valid; for ever by default.")
-    ] = None,
+    expires_in_seconds: Lifetime = None,
     as_json: AsJson = False,
     **given: Any,
 ) -> None:
     """Create an admin token, which cannot be read again."""
-    end = None if expires_in_seconds is None else time.time() + expires_in_seconds
+    end = end_of(expires_in_seconds)
     token, shown = with_stores(
         given,
         lambda stores: stores.operator_tokens.create(
             name, role, tenant, expires_at=end, actor=actor()
         ),
     )
-    if as_json:
-        print_json(_document(token) | {"admin_token": shown})
-    else:
-        print(f"new admin token {token.id} for {token.name}, shown once:\n{shown}")
+    line = f"new admin token {token.id} for {token.name}, shown once:\n{shown}"
+    show_line(_document(token) | {"admin_token": shown}, line, as_json)
 
 
-@app.command("list")
-@settings_command(STORE_FIELDS)
+@store_command(app, "list")
 def list_(as_json: AsJson = False, **given: Any) -> None:
     """List the store's admin tokens, without their secrets."""
     tokens = with_stores(given, lambda stores: stores.operator_tokens.list())
@@ -56,8 +56,7 @@ def list_(as_json: AsJson = False, **given: Any) -> None:
     show_rows(documents, "the store has no admin tokens", as_json)
 
 
-@app.command("revoke")
-@settings_command(STORE_FIELDS)
+@store_command(app, "revoke")
 def revoke(
     token: Annotated[
         str,

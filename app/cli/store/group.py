@@ -10,17 +10,15 @@ from typing import Annotated, Any
 
 import typer
 
-from app.cli.options import settings_command
 from app.cli.printing import AsJson, print_json, print_table, show_rows
-from app.cli.store.store import STORE_FIELDS, Confirmed, actor, confirm, with_stores
+from app.cli.store.store import Confirmed, actor, confirm, store_command, with_stores
 
 app = typer.Typer(help="Create, list and delete share groups.", no_args_is_help=True)
 
 GroupId = Annotated[str, typer.Argument(metavar="GROUP", help="The share group's id.")]
 
 
-@app.command("create")
-@settings_command(STORE_FIELDS)
+@store_command(app, "create")
 def create(
     group: GroupId,
     name: Annotated[str | None, typer.Option(help="Name for people; the id by default.")] = None,
@@ -31,8 +29,7 @@ def create(
     print(f"created share group {group}")
 
 
-@app.command("list")
-@settings_command(STORE_FIELDS)
+@store_command(app, "list")
 def list_(as_json: AsJson = False, **given: Any) -> None:
     """List all share groups."""
     from app.admin.documents import GroupDocument
@@ -42,8 +39,7 @@ def list_(as_json: AsJson = False, **given: Any) -> None:
     show_rows(documents, "there are no share groups", as_json)
 
 
-@app.command("members")
-@settings_command(STORE_FIELDS)
+@store_command(app, "members")
 def members(group: GroupId, as_json: AsJson = False, **given: Any) -> None:
     """List the tenants in a share group."""
     found = with_stores(given, lambda stores: stores.groups.members(group))
@@ -53,8 +49,7 @@ def members(group: GroupId, as_json: AsJson = False, **given: Any) -> None:
         print_table([{"tenant": one} for one in found], f"share group {group} has no members")
 
 
-@app.command("rotate-secret")
-@settings_command(STORE_FIELDS)
+@store_command(app, "rotate-secret")
 def rotate_secret(group: GroupId, yes: Confirmed = False, **given: Any) -> None:
     """Give a group another namespace secret. What it has cached is not found again."""
     confirm(f"Have all that is cached of share group {group} be computed again?", yes)
@@ -62,8 +57,7 @@ def rotate_secret(group: GroupId, yes: Confirmed = False, **given: Any) -> None:
     print(f"new namespace secret of share group {group}; now encrypt again: partywall store rotate")
 
 
-@app.command("delete")
-@settings_command(STORE_FIELDS)
+@store_command(app, "delete")
 def delete(group: GroupId, yes: Confirmed = False, **given: Any) -> None:
     """Delete a share group that has no members, with its prompts."""
     confirm(f"Delete share group {group} and its prompts?", yes)

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from app.cli.options import settings_command
-from app.cli.printing import AsJson, print_json, show_rows
-from app.cli.store.store import STORE_FIELDS, Confirmed, actor, confirm, with_stores
-from app.cli.store.tenant import TenantId
+from app.cli.printing import AsJson, show_line, show_rows
+from app.cli.store.store import (
+    Confirmed,
+    Lifetime,
+    Overlap,
+    TenantId,
+    actor,
+    confirm,
+    end_of,
+    store_command,
+    with_stores,
+)
 
 if TYPE_CHECKING:
     from tenants.records import ApiKey
@@ -22,19 +29,16 @@ KeyId = Annotated[
 ]
 
 
-@app.command("create")
-@settings_command(STORE_FIELDS)
+@store_command(app, "create")
 def create(
     tenant: TenantId,
     name: Annotated[str, typer.Argument(metavar="NAME", help="What the key is for.")],
-    expires_in_seconds: Annotated[
-        int | None, typer.Option(min=1, help="How long it is valid; for ever by default.")
-    ] = None,
+    expires_in_seconds: Lifetime = None,
     as_json: AsJson = False,
     **given: Any,
 ) -> None:
     """Create one more API key, which cannot be read again."""
-    end = None if expires_in_seconds is None else time.time() + expires_in_seconds
+    end = end_of(expires_in_seconds)
     key, api_key = with_stores(
         given,
         lambda stores: stores.tenants.create_key(tenant, name, expires_at=end, actor=actor()),
@@ -42,8 +46,7 @@ def create(
     _print_new(key, api_key, as_json)
 
 
-@app.command("list")
-@settings_command(STORE_FIELDS)
+@store_command(app, "list")
 def list_(tenant: TenantId, as_json: AsJson = False, **given: Any) -> None:
     """List a tenant's API keys, without their secrets."""
     keys = with_stores(given, lambda stores: stores.tenants.list_keys(tenant))
@@ -51,14 +54,11 @@ def list_(tenant: TenantId, as_json: AsJson = False, **given: Any) -> None:
     show_rows(documents, f"tenant {tenant} has no API keys", as_json)
 
 
-@app.command("rotate")
-@settings_command(STORE_FIELDS)
+@store_command(app, "rotate")
 def rotate(
     tenant: TenantId,
     key: KeyId,
-    overlap_seconds: Annotated[
-        float, typer.Option(min=0, help="How long the old key stays valid.")
-    ] = 0,
+    overlap_seconds: Overlap = 0,
     as_json: AsJson = False,
     **given: Any,
 ) -> None:
@@ -70,8 +70,7 @@ def rotate(
     _print_new(new, api_key, as_json)
 
 
-@app.command("revoke")
-@settings_command(STORE_FIELDS)
+@store_command(app, "revoke")
 def revoke(tenant: TenantId, key: KeyId, yes: Confirmed = False, **given: Any) -> None:
     """End an API key, and whatever is open under it, at once."""
     confirm(f"Revoke key {key} of tenant {tenant}?", yes)
@@ -80,10 +79,8 @@ def revoke(tenant: TenantId, key: KeyId, yes: Confirmed = False, **given: Any) -
 
 
 def _print_new(key: ApiKey, api_key: str, as_json: bool) -> None:
-    if as_json:
-        print_json(_document(key) | {"api_key": api_key})
-    else:
-        print(f"new API key {key.id} of tenant {key.tenant_id}, shown once:\n{api_key}")
+    line = f"new API key {key.id} of tenant {key.tenant_id}, shown once:\n{api_key}"
+    show_line(_document(key) | {"api_key": api_key}, line, as_json)
 
 
 def _document(key: ApiKey) -> dict[str, Any]:

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from app.cli.options import settings_command
 from app.cli.printing import AsJson, print_json, print_table, show_rows
-from app.cli.store.store import STORE_FIELDS, Confirmed, actor, confirm, with_stores
+from app.cli.store.store import Confirmed, actor, confirm, store_command, with_stores
 
 if TYPE_CHECKING:
     from app.stores import Stores
@@ -30,8 +29,7 @@ PromptName = Annotated[str, typer.Argument(metavar="NAME", help="The prompt's na
 Version = Annotated[int, typer.Argument(metavar="VERSION", help="The version's number.", min=1)]
 
 
-@app.command("put")
-@settings_command(STORE_FIELDS)
+@store_command(app, "put")
 def put(
     owner: Owner,
     name: PromptName,
@@ -70,8 +68,7 @@ def put(
         print("no service is running; it will be warmed when one starts")
 
 
-@app.command("list")
-@settings_command(STORE_FIELDS)
+@store_command(app, "list")
 def list_(owner: Owner, as_json: AsJson = False, **given: Any) -> None:
     """List a tenant's or share group's system prompts. Each is shown in its active version."""
 
@@ -86,8 +83,7 @@ def list_(owner: Owner, as_json: AsJson = False, **given: Any) -> None:
     show_rows(documents, f"{owner} has no system prompts", as_json)
 
 
-@app.command("versions")
-@settings_command(STORE_FIELDS)
+@store_command(app, "versions")
 def versions(owner: Owner, name: PromptName, as_json: AsJson = False, **given: Any) -> None:
     """List the versions of a system prompt, the newest first."""
 
@@ -98,8 +94,7 @@ def versions(owner: Owner, name: PromptName, as_json: AsJson = False, **given: A
     show_rows(documents, "", as_json)
 
 
-@app.command("show")
-@settings_command(STORE_FIELDS)
+@store_command(app, "show")
 def show(
     owner: Owner,
     name: PromptName,
@@ -129,30 +124,26 @@ def show(
         print(f"\n{content}")
 
 
-@app.command("activate")
-@settings_command(STORE_FIELDS)
+@store_command(app, "activate")
 def activate(owner: Owner, name: PromptName, version: Version, **given: Any) -> None:
     """Make a version the one that is used where none is named."""
     with_stores(given, lambda stores: stores.prompts.activate(owner, name, version, actor=actor()))
     print(f"version {version} of prompt {name} of {owner} is active")
 
 
-@app.command("pin")
-@settings_command(STORE_FIELDS)
+@store_command(app, "pin")
 def pin(owner: Owner, name: PromptName, **given: Any) -> None:
     """Keep a system prompt's blocks in memory. Every running service does."""
     _set_pinned(owner, name, True, given)
 
 
-@app.command("unpin")
-@settings_command(STORE_FIELDS)
+@store_command(app, "unpin")
 def unpin(owner: Owner, name: PromptName, **given: Any) -> None:
     """Let a system prompt's blocks be evicted like any others."""
     _set_pinned(owner, name, False, given)
 
 
-@app.command("delete")
-@settings_command(STORE_FIELDS)
+@store_command(app, "delete")
 def delete(owner: Owner, name: PromptName, yes: Confirmed = False, **given: Any) -> None:
     """Delete a system prompt in all its versions."""
     confirm(f"Delete prompt {name} of {owner}?", yes)

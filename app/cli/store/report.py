@@ -8,9 +8,8 @@ from typing import Annotated, Any
 import typer
 
 from app.cli.options import settings_command
-from app.cli.printing import AsJson, print_json, print_table
-from app.cli.store.store import STORE_FIELDS, with_stores
-from app.cli.store.tenant import TenantId
+from app.cli.printing import AsJson, show_rows
+from app.cli.store.store import STORE_FIELDS, TenantId, with_stores
 
 _DAY = ["%Y-%m-%d"]
 
@@ -42,10 +41,8 @@ def usage(
     documents = [day.model_dump(mode="json") for day in days]
     if as_csv:
         print(usage_csv(days), end="")
-    elif as_json:
-        print_json(documents)
     else:
-        print_table(documents, f"tenant {tenant} has used nothing")
+        show_rows(documents, f"tenant {tenant} has used nothing", as_json)
 
 
 @settings_command(STORE_FIELDS)
@@ -63,9 +60,5 @@ def audit_log(
 
     entries = with_stores(given, lambda stores: stores.audit.read(owner=owner, limit=limit))
     documents = [AuditDocument.of(entry).model_dump(mode="json") for entry in entries]
-    if as_json:
-        print_json(documents)
-    else:
-        columns = ("at", "actor", "action", "owner", "target")
-        rows = [{name: document[name] for name in columns} for document in documents]
-        print_table(rows, "nothing was changed yet")
+    columns = ("at", "actor", "action", "owner", "target")
+    show_rows(documents, "nothing was changed yet", as_json, columns)

@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import typer
 
-from app.cli.options import settings_command
 from app.cli.printing import AsJson, print_json
-from app.cli.store.store import STORE_FIELDS, Confirmed, confirm, with_stores
+from app.cli.store.store import Confirmed, confirm, store_command, with_stores
 
 if TYPE_CHECKING:
     from tenants.rotation.rotation import Left
@@ -19,8 +18,7 @@ app = typer.Typer(
 )
 
 
-@app.command("rotate")
-@settings_command(STORE_FIELDS)
+@store_command(app, "rotate")
 def rotate(as_json: AsJson = False, **given: Any) -> None:
     """Encrypt again what is not under the newest secrets.
 
@@ -34,8 +32,7 @@ def rotate(as_json: AsJson = False, **given: Any) -> None:
             print(line)
 
 
-@app.command("seal")
-@settings_command(STORE_FIELDS)
+@store_command(app, "seal")
 def seal(yes: Confirmed = False, as_json: AsJson = False, **given: Any) -> None:
     """Seal what an earlier Partywall left in clear. No service may run.
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import getpass
 import os
+import time
 from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from app.cli.options import CommandError
+from app.cli.options import CommandError, settings_command
 from app.settings import Settings, load_settings, option_name
 from engine.model.weights import in_a_line
 
@@ -20,6 +21,11 @@ if TYPE_CHECKING:
 Result = TypeVar("Result")
 
 Confirmed = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
+Lifetime = Annotated[
+    int | None, typer.Option(min=1, help="How long it is valid; for ever by default.")
+]
+Overlap = Annotated[float, typer.Option(min=0, help="How long the old key stays valid.")]
+TenantId = Annotated[str, typer.Argument(metavar="TENANT", help="The tenant's id.")]
 STORE_FIELDS = ["redis_url", "redis_password_file", "data_dir", "pepper_file", "other_pepper_files"]
 
 
@@ -53,12 +59,26 @@ def with_stores(
         raise CommandError(str(error)) from error
 
 
+def store_command(app: typer.Typer, name: str) -> Callable[[Callable[..., None]], None]:
+    """Have `app` give a command on the store, with the options that name the store."""
+
+    def add(command: Callable[..., None]) -> None:
+        app.command(name)(settings_command(STORE_FIELDS)(command))
+
+    return add
+
+
 def actor() -> str:
     """Who the audit says it was: whoever runs the command."""
     try:
         return f"cli:{getpass.getuser()}"
     except (KeyError, OSError):  # no name, as in a container with a user of its own
         return f"cli:{os.getuid()}"
+
+
+def end_of(lifetime_seconds: int | None) -> float | None:
+    """When what is made now ends, in seconds since 1970; `None`: never."""
+    return None if lifetime_seconds is None else time.time() + lifetime_seconds
 
 
 def confirm(question: str, confirmed: bool) -> None:

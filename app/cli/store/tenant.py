@@ -6,9 +6,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from app.cli.options import CommandError, settings_command
-from app.cli.printing import AsJson, print_fields, print_json, print_table
-from app.cli.store.store import STORE_FIELDS, Confirmed, actor, confirm, with_stores
+from app.cli.options import CommandError
+from app.cli.printing import AsJson, print_fields, print_json, print_table, show_line, show_rows
+from app.cli.store.store import (
+    Confirmed,
+    Overlap,
+    TenantId,
+    actor,
+    confirm,
+    store_command,
+    with_stores,
+)
 
 if TYPE_CHECKING:
     from app.admin.documents import TenantPatch
@@ -59,13 +67,10 @@ def read_admin(url: str, token: str, path: str, **query: object) -> dict[str, An
 
 app = typer.Typer(help="Create, show, change and delete tenants.", no_args_is_help=True)
 
-TenantId = Annotated[str, typer.Argument(metavar="TENANT", help="The tenant's id.")]
-
 _LISTED = ("id", "name", "status", "weight", "share_group", "created_at")
 
 
-@app.command("create")
-@settings_command(STORE_FIELDS)
+@store_command(app, "create")
 def create(
     tenant: TenantId,
     name: Annotated[str | None, typer.Option(help="Name for people; the id by default.")] = None,
@@ -76,34 +81,28 @@ def create(
     created, api_key = with_stores(
         given, lambda stores: stores.tenants.create_tenant(tenant, name, actor=actor())
     )
-    if as_json:
-        print_json(_document(created) | {"api_key": api_key})
-    else:
-        print(f"created tenant {created.id}; its API key, shown once:\n{api_key}")
+    show_line(
+        _document(created) | {"api_key": api_key},
+        f"created tenant {created.id}; its API key, shown once:\n{api_key}",
+        as_json,
+    )
 
 
-@app.command("list")
-@settings_command(STORE_FIELDS)
+@store_command(app, "list")
 def list_(as_json: AsJson = False, **given: Any) -> None:
     """List all tenants."""
     tenants = with_stores(given, lambda stores: stores.tenants.list_tenants())
     documents = [_document(one) for one in tenants]
-    if as_json:
-        print_json(documents)
-    else:
-        rows = [{name: document[name] for name in _LISTED} for document in documents]
-        print_table(rows, "there are no tenants")
+    show_rows(documents, "there are no tenants", as_json, _LISTED)
 
 
-@app.command("show")
-@settings_command(STORE_FIELDS)
+@store_command(app, "show")
 def show(tenant: TenantId, as_json: AsJson = False, **given: Any) -> None:
     """Show one tenant."""
     _print(with_stores(given, lambda stores: stores.tenants.get_tenant(tenant)), as_json)
 
 
-@app.command("set")
-@settings_command(STORE_FIELDS)
+@store_command(app, "set")
 def set_(
     tenant: TenantId,
     changes: Annotated[
@@ -130,13 +129,10 @@ def set_(
     _print(changed, as_json)
 
 
-@app.command("rotate-key")
-@settings_command(STORE_FIELDS)
+@store_command(app, "rotate-key")
 def rotate_key(
     tenant: TenantId,
-    overlap_seconds: Annotated[
-        float, typer.Option(min=0, help="How long the old key stays valid.")
-    ] = 0,
+    overlap_seconds: Overlap = 0,
     as_json: AsJson = False,
     **given: Any,
 ) -> None:
@@ -147,14 +143,11 @@ def rotate_key(
             tenant, overlap_seconds=overlap_seconds, actor=actor()
         ),
     )
-    if as_json:
-        print_json({"id": tenant, "api_key": api_key})
-    else:
-        print(f"new API key of tenant {tenant}, shown once:\n{api_key}")
+    line = f"new API key of tenant {tenant}, shown once:\n{api_key}"
+    show_line({"id": tenant, "api_key": api_key}, line, as_json)
 
 
-@app.command("rotate-secret")
-@settings_command(STORE_FIELDS)
+@store_command(app, "rotate-secret")
 def rotate_secret(tenant: TenantId, yes: Confirmed = False, **given: Any) -> None:
     """Give a tenant another namespace secret. Its cached blocks are not found again."""
     confirm(f"Have all that is cached of tenant {tenant} be computed again?", yes)
@@ -188,8 +181,7 @@ def cache(
     )
 
 
-@app.command("delete")
-@settings_command(STORE_FIELDS)
+@store_command(app, "delete")
 def delete(tenant: TenantId, yes: Confirmed = False, as_json: AsJson = False, **given: Any) -> None:
     """Delete a tenant. Its keys, prompts and stored responses go; what it used is printed."""
     from app.admin.documents import UsageDay
