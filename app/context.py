@@ -6,8 +6,7 @@ from dataclasses import dataclass
 
 from starlette.requests import Request
 
-from app.background.lease_booking import LeaseBooking
-from app.background.left_usage import LeftUsage
+from app.background.booking import LeaseBooking, LeftUsage
 from app.background.supervisor import Supervisor
 from app.background.warming import Warmer
 from app.chat.stored import StoredCompletions

@@ -26,7 +26,7 @@ from app.assembly.parts import (
 )
 from app.assembly.places import check_places
 from app.assembly.process import cancelled_by_signals, give_back_memory, spare_collections
-from app.assembly.server import Listener, bind, local_url, run_server
+from app.assembly.server import Listener, Server, bind, local_url
 from app.background.sweeping import sweep
 from app.settings import Settings
 from app.stores import PublicTenantStore, demo_tenant, open_stores
@@ -115,12 +115,13 @@ async def run_service(
         door = Door(admin_token, stores.operator_tokens, service_people(settings))
         scraping = read_scraping(settings.metrics_token_file, settings.open_metrics)
         apps = (app, create_admin_app(app.state.service, door, scraping))
-        await run_server(
+        server = Server(
             _listeners(settings, sockets, apps),
             settings,
             on_ready=lambda: _ready(app.state.service, settings, sockets, admin_token, welcome),
             drain=lambda hurry: drain(app.state.service, settings.drain_seconds, hurry),
         )
+        await server.serve()
         end()
 
 

@@ -44,7 +44,7 @@ class Listener:
 
 
 class Server(uvicorn.Server):
-    """A server that tells when it serves, and ends its streams before its sockets.
+    """Serves until SIGTERM or SIGINT, tells when it does, and ends its streams before its sockets.
 
     The first listener's application has a lifespan. `on_ready` runs once requests are accepted.
     `drain` runs while they still are, so that whoever asks can be told that the service is going
@@ -176,13 +176,6 @@ def url_host(host: str) -> str:
     """The part of a URL for a client on this machine of what was bound to `host`."""
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
     return f"[{host}]" if ":" in host else host
-
-
-async def run_server(
-    listeners: Sequence[Listener], settings: Settings, *, on_ready: Hook, drain: Drain
-) -> None:
-    """Serve on all `listeners` until SIGTERM or SIGINT."""
-    await Server(listeners, settings, on_ready=on_ready, drain=drain).serve()
 
 
 def _config(app: ASGIApp, settings: Settings, is_first: bool) -> uvicorn.Config:

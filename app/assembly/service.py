@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from typing import TYPE_CHECKING
 
 from starlette.applications import Starlette
@@ -17,8 +17,7 @@ from transformers import PreTrainedTokenizerBase
 from app.admin.door import Door
 from app.admin.mount import admin_routes
 from app.admin.ops import Scraping, healthz, metrics_route, readyz_with_reason, version
-from app.background.lease_booking import LeaseBooking
-from app.background.left_usage import LeftUsage
+from app.background.booking import LeaseBooking, LeftUsage
 from app.background.supervisor import Loop, Supervisor
 from app.background.warming import Warmer
 from app.background.webhooks import Webhook, WebhookSender
@@ -47,13 +46,13 @@ from app.responses.items import NamedItems
 from app.responses.registry import Responses
 from app.responses.store import ResponseStore
 from app.routes.table import tenant_routes
+from app.shares import SharedRoom
 from app.stores import Stores
 from app.transport.bodies import Bodies, Intake
 from app.transport.bounds import Bounds
 from app.transport.http import answering, routing_error
 from app.transport.origins import cors
 from app.transport.request_ids import RequestIds
-from app.wire.common import EffortWish
 from app.workers import Workers
 from engine.client import EngineClient
 from tenants.usage.prices import FREE, Prices
@@ -111,9 +110,9 @@ def _assembled(
     template = ChatTemplate(tokenizer, workers, context, tool_format, reasoning_format)
     registered = RegisteredPrompts(stores.prompts, template)
     prompts = PromptBuilder(template, registered)
-    history = History(stores.responses, bounds.response_ttl_seconds, bounds.history_cache_tokens)
-    intake = Intake(bounds)
     late, ttl_seconds = LateWrites(), bounds.response_ttl_seconds
+    history = History(stores.responses, ttl_seconds, bounds.history_cache_tokens)
+    intake = Intake(bounds)
     conversations = ConversationStore(stores.conversations, late, ttl_seconds)
     booking = Booking(stores.usage, prices)
     gate = Gate(stores.limiter, stores.budgets, booking, metrics, bounds.max_queued_requests)
@@ -133,10 +132,24 @@ def _assembled(
             max_tokens=bounds.default_max_output_tokens,
             lease_seconds=bounds.lease_seconds,
         ),
-        max_logprob_bytes=bounds.max_logprob_bytes,
+        logprob_room=SharedRoom(bounds.max_logprob_bytes),
         grammars=GrammarCheck(workers),
         comparisons=Comparisons(history, engine, workers),
         tracing=tracing,
+    )
+    kept = ResponseStore(
+        history, conversations, workers, stores.suspended, stores.running, ttl_seconds
+    )
+    responses = Responses(
+        generations,
+        kept,
+        engine,
+        workers,
+        metrics,
+        template.reasoning.unheeded,
+        model_id=model_id,
+        resume_grace_seconds=bounds.resume_grace_seconds,
+        max_kept_event_bytes=bounds.max_kept_event_bytes,
     )
     return Service(
         engine=engine,
@@ -152,18 +165,7 @@ def _assembled(
         prompts=prompts,
         registered=registered,
         generations=generations,
-        responses=_responses(
-            engine,
-            stores,
-            model_id,
-            bounds,
-            history,
-            conversations,
-            generations,
-            workers,
-            metrics,
-            template.reasoning.unheeded,
-        ),
+        responses=responses,
         connections=connections,
         warmer=Warmer(engine, stores.tenants, stores.groups, stores.prompts, registered, booking),
         left_usage=LeftUsage(stores.usage),
@@ -176,38 +178,6 @@ def _assembled(
         metrics=metrics,
         supervisor=Supervisor(metrics),
         started_at=int(time.time()),
-    )
-
-
-def _responses(
-    engine: EngineClient,
-    stores: Stores,
-    model_id: str,
-    bounds: Bounds,
-    history: History,
-    conversations: ConversationStore,
-    generations: Generations,
-    workers: Workers,
-    metrics: Metrics,
-    unheeded: Callable[[EffortWish], list[str]],
-) -> Responses:
-    return Responses(
-        generations,
-        ResponseStore(
-            history,
-            conversations,
-            workers,
-            stores.suspended,
-            stores.running,
-            bounds.response_ttl_seconds,
-        ),
-        engine,
-        workers,
-        metrics,
-        unheeded,
-        model_id=model_id,
-        resume_grace_seconds=bounds.resume_grace_seconds,
-        max_kept_event_bytes=bounds.max_kept_event_bytes,
     )
 
 

@@ -203,7 +203,8 @@ class Answer:
         self.cancelling = False
         self.first_text_at: float | None = None
         self._started_at = time.monotonic()
-        self._summary = ""
+        self.summary = ""
+        """One line of figures."""
 
     def finish(self, response: dict[str, Any]) -> None:
         """Take over the terminal event's response."""
@@ -222,12 +223,7 @@ class Answer:
         if self.status != "completed":
             details = response.get("incomplete_details") or {}
             parts.append(details.get("reason") or str(self.status))
-        self._summary = " · ".join(parts)
-
-    @property
-    def summary(self) -> str:
-        """One line of figures."""
-        return self._summary
+        self.summary = " · ".join(parts)
 
 
 class Interrupts:

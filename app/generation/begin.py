@@ -85,43 +85,25 @@ class Ready:
         await self._ticket.release()
 
 
+@dataclass(frozen=True, kw_only=True)
 class Generations:
     """Begins generations. Whoever has begun one must iterate its `pieces` or `close` it."""
 
-    def __init__(
-        self,
-        *,
-        engine: EngineClient,
-        tokenizer: PreTrainedTokenizerBase,
-        names: ModelNames,
-        template: ChatTemplate,
-        prompts: PromptBuilder,
-        history: History,
-        resolve: Resolve,
-        gate: Gate,
-        connections: Connections,
-        metrics: Metrics,
-        defaults: Defaults,
-        max_logprob_bytes: int,
-        grammars: GrammarCheck,
-        comparisons: Comparisons,
-        tracing: Tracing | None,
-    ) -> None:
-        self._engine = engine
-        self._tokenizer = tokenizer
-        self._names = names
-        self._template = template
-        self._prompts = prompts
-        self._history = history
-        self._resolve = resolve
-        self._gate = gate
-        self._connections = connections
-        self._metrics = metrics
-        self._defaults = defaults
-        self._logprob_room = SharedRoom(max_logprob_bytes)
-        self._grammars = grammars
-        self._comparisons = comparisons
-        self._tracing = tracing
+    engine: EngineClient
+    tokenizer: PreTrainedTokenizerBase
+    names: ModelNames
+    template: ChatTemplate
+    prompts: PromptBuilder
+    history: History
+    resolve: Resolve
+    gate: Gate
+    connections: Connections
+    metrics: Metrics
+    defaults: Defaults
+    logprob_room: SharedRoom
+    grammars: GrammarCheck
+    comparisons: Comparisons
+    tracing: Tracing | None
 
     async def begin(
         self,
@@ -149,21 +131,21 @@ class Generations:
         and the tenant has used up as many requests at most.
         """
         asked_at = perf_counter()
-        self._gate.check()
-        info = self._engine.info
+        self.gate.check()
+        info = self.engine.info
         for request in requests:
-            self._names.check(request.model)
+            self.names.check(request.model)
             request.candidates.check(info.max_running_sequences)
             check_held(request.constraint, request.tools, info)
         streams = [request.candidates.width for request in requests]
-        tickets = await self._gate.admit_all(principal, streams)
+        tickets = await self.gate.admit_all(principal, streams)
         async with _released_unless_begun(tickets):
             found = [await self._asked(principal, one, on_socket, info) for one in requests]
             heads = [
                 shared_head(asked.request, principal.group, info.block_size) for asked, _ in found
             ]
             requested = [asked.request for asked, _ in found]
-            await self._gate.reserve(tickets, list(zip(requested, heads, strict=True)))
+            await self.gate.reserve(tickets, list(zip(requested, heads, strict=True)))
             return [
                 Ready(ticket, partial(self._generation, principal, asked, ticket, asked_at, named))
                 for ticket, (asked, named) in zip(tickets, found, strict=True)
@@ -177,9 +159,9 @@ class Generations:
         info: EngineInfo,
     ) -> tuple[Asked, dict[str, bytes]]:
         """What the engine is to be asked, and what names of items in the request stand for."""
-        request, named = await self._resolve(request, principal.tenant.id, on_socket)
+        request, named = await self.resolve(request, principal.tenant.id, on_socket)
         prompt = await self._prompt(principal, request, on_socket)
-        asked_of = engine_request(principal, request, prompt, info, self._defaults)
+        asked_of = engine_request(principal, request, prompt, info, self.defaults)
         prompt = self._described(principal, request, prompt, asked_of, info)
         asked = Asked(
             request=await self._held(request, asked_of, prompt, info),
@@ -198,10 +180,10 @@ class Generations:
         Raises what `begin` raises.
         """
         asked_at = perf_counter()
-        self._gate.check()
-        info = self._engine.info
+        self.gate.check()
+        info = self.engine.info
         again = renewed(interrupted.request, principal, interrupted.prompt, info)
-        (ticket,) = await self._gate.admit_all(principal, [again.num_lines])
+        (ticket,) = await self.gate.admit_all(principal, [again.num_lines])
         async with _released_unless_begun([ticket]):
             asked = replace(interrupted, request=again)
             head = shared_head(again, principal.group, info.block_size)
@@ -215,9 +197,9 @@ class Generations:
         on_socket: SocketHistory | None = None,
     ) -> int:
         """The tokens of a request's prompt. Raises what `begin` raises, but for the engine's."""
-        self._names.check(request.model)
+        self.names.check(request.model)
         async with self.counted(principal):
-            request, _ = await self._resolve(request, principal.tenant.id, on_socket)
+            request, _ = await self.resolve(request, principal.tenant.id, on_socket)
             return len((await self._prompt(principal, request, on_socket)).ids)
 
     @asynccontextmanager
@@ -225,8 +207,8 @@ class Generations:
         """Have something done that counts as a request, but generates nothing. Raises `ApiError`
         where the tenant may have no more requests.
         """
-        self._gate.check()
-        ticket = await self._gate.admit(principal)
+        self.gate.check()
+        ticket = await self.gate.admit(principal)
         try:
             yield
         finally:
@@ -236,17 +218,17 @@ class Generations:
         self, principal: Principal, request: GenerationRequest, on_socket: SocketHistory | None
     ) -> Prompt:
         if request.raw is not None:
-            return await self._prompts.raw(principal, request, request.raw)
+            return await self.prompts.raw(principal, request, request.raw)
         if request.tools.names:
-            self._template.tools.check()
+            self.template.tools.check()
         if request.previous_response_id is None:
-            prompt = await self._prompts.first_turn(principal, request)
+            prompt = await self.prompts.first_turn(principal, request)
         else:
-            previous = await self._history.continued(
+            previous = await self.history.continued(
                 principal.tenant.id, request.previous_response_id, on_socket
             )
-            prompt = await self._prompts.next_turn(principal, request, previous)
-        return replace(prompt, opened=self._template.reasoning.opened(prompt.ids))
+            prompt = await self.prompts.next_turn(principal, request, previous)
+        return replace(prompt, opened=self.template.reasoning.opened(prompt.ids))
 
     def _described(
         self,
@@ -259,7 +241,7 @@ class Generations:
         """The prompt with what later ones are compared with."""
         if request.raw is not None:
             return prompt
-        frame = self._template.frame(request.template_options)
+        frame = self.template.frame(request.template_options)
         constraint = request.constraint
         made_of: dict[Segment, object] = {
             "key": request.sampling.prompt_cache_key or None,
@@ -286,7 +268,7 @@ class Generations:
         named = request.cache.compare_with
         if named is None:
             return None
-        return await self._comparisons.compare(named, prompt, asked, on_socket)
+        return await self.comparisons.compare(named, prompt, asked, on_socket)
 
     async def _held(
         self, request: GenerationRequest, asked: EngineRequest, prompt: Prompt, info: EngineInfo
@@ -295,13 +277,13 @@ class Generations:
         tenant, key = asked.tenant, asked.namespaces.private_key
         beside = None
         if request.constraint is not None:
-            constraint = request.constraint.of_model(self._template.tokens_in)
-            beside = await self._grammars.check(tenant, key, constraint)
-        problem_of = partial(self._grammars.problem_of, tenant, key)
-        grammar = await answer_grammar(request, self._template, beside, problem_of)
+            constraint = request.constraint.of_model(self.template.tokens_in)
+            beside = await self.grammars.check(tenant, key, constraint)
+        problem_of = partial(self.grammars.problem_of, tenant, key)
+        grammar = await answer_grammar(request, self.template, beside, problem_of)
         if grammar is None:
             return asked
-        grammar = self._template.reasoning.before(grammar, prompt.opened)
+        grammar = self.template.reasoning.before(grammar, prompt.opened)
         held = structs.replace(asked, grammar=grammar)
         check_request(held, info)
         return held
@@ -319,28 +301,28 @@ class Generations:
         It runs from now on for all but the engine: it counts, and can be ended.
         """
         # The protocol promises `aclose` in words; every engine implements it as a generator.
-        deltas = cast("AsyncGenerator[TokenDelta, None]", self._engine.generate(asked.request))
+        deltas = cast("AsyncGenerator[TokenDelta, None]", self.engine.generate(asked.request))
         generation = Generation(
-            self._engine,
-            self._tokenizer,
-            self._metrics,
+            self.engine,
+            self.tokenizer,
+            self.metrics,
             asked,
             ticket,
-            self._logprob_room,
+            self.logprob_room,
             deltas,
             self._new_reader,
-            self._template.reasoning.sifter,
+            self.template.reasoning.sifter,
         )
         generation.timeline.asked = asked_at
         generation.named = named
-        generation.end_with(self._connections.stream(principal, generation.fail))
-        if self._tracing is not None:
-            generation.end_with(self._tracing.following(generation))
+        generation.end_with(self.connections.stream(principal, generation.fail))
+        if self.tracing is not None:
+            generation.end_with(self.tracing.following(generation))
         return generation
 
     def _new_reader(self, tools: Tools) -> ToolParser | None:
         """What finds the calls in one answer; `None` where there can be none."""
-        return self._template.tools.reader(tools) if tools.names else None
+        return self.template.tools.reader(tools) if tools.names else None
 
 
 @asynccontextmanager

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import codecs
 from collections.abc import Sequence
-from typing import Protocol
 
 from transformers import PreTrainedTokenizerBase
 
@@ -35,7 +34,7 @@ class Detokenizer:
         sifter: ReasoningParser | None = None,
     ) -> None:
         table = token_bytes(tokenizer, shown)
-        self._decoder: _Decoder = _Window(tokenizer, shown) if table is None else _Bytes(table)
+        self._decoder = _Window(tokenizer, shown) if table is None else _Bytes(table)
         self._sifter = sifter
         self._stops = StopStrings(stop, min_tokens) if stop else None
         self._emitted: list[str] = []
@@ -78,18 +77,10 @@ class Detokenizer:
         return text if self._sifter is None else self._sifter.push(text)
 
 
-class _Decoder(Protocol):
-    """Tokens in, text out, which ends with a whole character."""
-
-    def push(self, token_ids: Sequence[int]) -> str: ...
-
-    def finish(self) -> str:
-        """What was held back, its incomplete character replaced; "" when repeated."""
-        ...
-
-
 class _Bytes:
-    """For tokens that are bytes: each is looked up, none decoded twice."""
+    """For tokens that are bytes: each is looked up, none decoded twice. Its text ends with a whole
+    character; `finish` has what was held back, an incomplete one replaced, and "" when repeated.
+    """
 
     def __init__(self, table: TokenBytes) -> None:
         self._table = table
@@ -104,7 +95,7 @@ class _Bytes:
 
 
 class _Window:
-    """For any tokenizer: decodes the new tokens together with a few before them.
+    """The same for any tokenizer: decodes the new tokens together with a few before them.
 
     What those decode to alone is dropped, since some tokenizers write a token differently at the
     start of a text.

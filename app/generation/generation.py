@@ -124,7 +124,8 @@ class Generation:
         """Output tokens that the metrics know."""
         self._prompt_is_counted = not self._first_run
         self._logprob_room = logprob_room
-        self._logprob_bytes = 0  # 1.6 kB for a token with twenty alternatives
+        self.kept_bytes = 0
+        """Of log-probabilities that its reader keeps; twenty alternatives of a token have 1.6 kB."""
         self._keeps_on = False
         metrics.streams_running.inc()
 
@@ -196,11 +197,6 @@ class Generation:
         """What is held back, given that no more tokens will come. Harmless when repeated."""
         return [piece for line in self.lines for piece in line.rest()]
 
-    @property
-    def kept_bytes(self) -> int:
-        """Of log-probabilities that its reader keeps."""
-        return self._logprob_bytes
-
     def keep(self, logprobs: Sequence[EncodedLogprob], *, past_end: bool = False) -> None:
         """Its reader keeps these until its end, or `past_end` until it calls `let_go`. Where there
         is no room, it ends here and fails.
@@ -210,14 +206,14 @@ class Generation:
         if self._deltas is None or not count:
             return
         if self._logprob_room.take(self.request.tenant, count):
-            self._logprob_bytes += count
+            self.kept_bytes += count
         else:
             message = "Too many log-probabilities are kept: ask for fewer of them at once."
             self.fail(ApiError(429, message, code="too_many_logprobs"))
 
     def let_go(self) -> None:
         """Nothing is kept any more. May be called twice."""
-        count, self._logprob_bytes = self._logprob_bytes, 0
+        count, self.kept_bytes = self.kept_bytes, 0
         self._logprob_room.give_back(self.request.tenant, count)
 
     def cancel(self) -> None:

@@ -92,12 +92,13 @@ class Line:
         self._undecided: int | None = None
         """The first of the newest tokens that may be reasoning or not."""
         self._one_by_one = bool(stop) or sampling.logprobs is not None or sifter is not None
-        self._held: list[EncodedLogprob] = []
+        self.held: list[EncodedLogprob] = []
+        """The log-probabilities of tokens whose text is not safe to show yet."""
         self._logprob_sum = 0.0
         step = self._step(len(generated))
         for start in range(0, len(generated), step):
             self._read(generated[start : start + step], start)  # what an earlier stream has shown
-        self._held = list(held)
+        self.held = list(held)
 
     @property
     def text(self) -> str:
@@ -133,11 +134,6 @@ class Line:
         return False
 
     @property
-    def held(self) -> list[EncodedLogprob]:
-        """The log-probabilities of tokens whose text is not safe to show yet."""
-        return self._held
-
-    @property
     def mean_logprob(self) -> float:
         """Of its tokens, an end token included. Needs a request that asks for logprobs."""
         return self._logprob_sum / max(1, len(self.output_ids))
@@ -153,7 +149,7 @@ class Line:
                 self._note_logprobs(ids[0], delta, start, self._texts)
             pieces += self._read(ids, len(self.output_ids) - len(ids))
             if self._detokenizer.stopped or (self._reader is not None and self._reader.is_over):
-                self._held.clear()
+                self.held.clear()
                 self.end = "stop"
                 return pieces + self._last("")
         if delta.finish_reason == "stop" or delta.finish_reason == "length":
@@ -198,7 +194,7 @@ class Line:
         if self._sifter is None:
             return []
         if self._sifter.drops:
-            self._held.clear()
+            self.held.clear()
         reasoning = self._sifter.take()
         return self._pieces([Part("reasoning", reasoning)]) if reasoning else []
 
@@ -214,7 +210,7 @@ class Line:
         if delta.finish_reason == "stop" and is_last and is_stop and not is_told:
             return
         top = self._sampling.logprobs or 0
-        self._held.append(texts.describe(token_id, logprobs, top))
+        self.held.append(texts.describe(token_id, logprobs, top))
 
     def _last(self, text: str) -> list[Piece]:
         """The last text as pieces, the last of which says how the line ended."""
@@ -234,7 +230,7 @@ class Line:
         """Log-probabilities go with text; those of calls are not told."""
         pieces: list[Piece] = []
         for part in parts:
-            held, self._held = self._held, []
+            held, self.held = self.held, []
             logprobs = held if part.kind == "text" else []
             if part.text or logprobs:
                 self._note(part)

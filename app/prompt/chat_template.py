@@ -50,7 +50,7 @@ class Frame(NamedTuple):
 class ChatTemplate:
     """Renders and tokenizes conversations, long ones on `workers`, each for a tenant.
 
-    A prompt may have `context_tokens` tokens; no more are ever made.
+    A prompt and its answer may have `context_tokens` together; no more are ever made.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class ChatTemplate:
         self._tokenizer = tokenizer
         self._texts = PlainText(tokenizer)
         self._workers = workers
-        self._context_tokens = context_tokens
+        self.context_tokens = context_tokens
         self._tool_format = tool_format
         self._reasoning_format = reasoning_format
         self._frames: dict[Effort | None, Frame] = {}
@@ -98,11 +98,6 @@ class ChatTemplate:
         return control_tokens(self._tokenizer, markers)
 
     @property
-    def context_tokens(self) -> int:
-        """What a prompt and its answer may have together."""
-        return self._context_tokens
-
-    @property
     def special_ids(self) -> Collection[int]:
         """The tokens that end turns are among these."""
         return frozenset(self._tokenizer.all_special_ids)
@@ -113,7 +108,7 @@ class ChatTemplate:
 
     def check_characters(self, characters: int, param: str) -> None:
         """Raise `ApiError` naming `param` for more than any tokens of the context spell."""
-        context = self._context_tokens
+        context = self.context_tokens
         if characters > context * self._texts.longest_token:
             raise ContextExceeded(context, f"{characters} characters are more than that.", param)
 
@@ -183,7 +178,7 @@ class ChatTemplate:
             text = rendered_before(messages, render)
             if text is None:
                 return None
-            before = self._texts.encode(text, self._context_tokens)
+            before = self._texts.encode(text, self.context_tokens)
             return num_common([*previous, *before], ids)
 
         return await self._workers.run(tenant, work)
@@ -201,7 +196,7 @@ class ChatTemplate:
 
         def work() -> list[int]:
             try:
-                return [*leading, *self._texts.encode_raw(text, self._context_tokens)]
+                return [*leading, *self._texts.encode_raw(text, self.context_tokens)]
             except TooManyTokens as error:
                 raise self._too_many(error, param) from None
 
@@ -259,7 +254,7 @@ class ChatTemplate:
             opened = self._render("input", (), options, [ASKED])
         except ApiError:  # these words alone are refused
             closed = opened = ""
-        opening = self._texts.encode(opened.removeprefix(closed), self._context_tokens)
+        opening = self._texts.encode(opened.removeprefix(closed), self.context_tokens)
         frame = Frame(closed, len(opening))
         if not options.named:
             self._frames[options.effort] = frame
@@ -333,7 +328,7 @@ class ChatTemplate:
         What takes a while is done on a worker; so is what only has much before it, for that comes
         one by one to where all these ids are looked at. `size` is what else there is to render.
         """
-        context = self._context_tokens
+        context = self.context_tokens
 
         def work() -> list[int]:
             try:
@@ -388,7 +383,7 @@ class ChatTemplate:
         return self.reasoning.variables(options.effort) | options.given(self._tokenizer, mark)
 
     def _too_many(self, error: TooManyTokens, param: str) -> ContextExceeded:
-        return ContextExceeded(self._context_tokens, f"The prompt has {error} or more.", param)
+        return ContextExceeded(self.context_tokens, f"The prompt has {error} or more.", param)
 
     def _marked(
         self, messages: Sequence[Message], functions: Sequence[Function] = ()

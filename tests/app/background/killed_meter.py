@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from app.background.left_usage import LeftUsage
+from app.background.booking import LeftUsage
 from app.limits.booking import Bill, Booking, Used
 from tenants.limits.budgets import Budgets
 from tenants.limits.limiter import Limiter

@@ -11,7 +11,7 @@ import pytest
 from msgspec.structs import replace
 from transformers import PreTrainedTokenizerBase
 
-from app.background.lease_booking import LeaseBooking
+from app.background.booking import LeaseBooking
 from app.limits.booking import Booking, shared_head
 from engine.api import (
     CachePolicy,

@@ -15,7 +15,7 @@ from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from app.assembly.parts import connection_bounds
-from app.assembly.server import CannotListen, Listener, bind, local_url, run_server
+from app.assembly.server import CannotListen, Listener, Server, bind, local_url
 from app.settings import Settings, load_settings
 from app.transport.bounds import ConnectionBounds
 from app.transport.websocket_protocol import ABORT_EXTENSION, WRITE_EXTENSION
@@ -117,7 +117,7 @@ async def running(
         ready.set()
 
     serving = asyncio.create_task(
-        run_server([listener], settings, on_ready=on_ready, drain=app.drain)
+        Server([listener], settings, on_ready=on_ready, drain=app.drain).serve()
     )
     async with asyncio.timeout(10):
         await ready.wait()
@@ -147,7 +147,7 @@ async def test_a_start_that_fails_at_the_end_stops_the_application(probe: Probe)
     with contextlib.closing(bind("127.0.0.1", 0)) as socket:
         listener = Listener(socket=socket, app=probe, bounds=connection_bounds(settings()))
         with pytest.raises(ConnectionError, match="the store is gone"):
-            await run_server([listener], settings(), on_ready=on_ready, drain=probe.drain)
+            await Server([listener], settings(), on_ready=on_ready, drain=probe.drain).serve()
     assert probe.stopped
 
 

@@ -1,10 +1,13 @@
-"""Books the leases of KV blocks: what the engine counts goes into the usage of tenants, by day."""
+"""Books what no request does: leases of KV blocks, and what killed processes had counted."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from dataclasses import dataclass
+
+import msgspec
 
 from app.limits.booking import Booking
 from engine.api import EngineUnavailable
@@ -26,7 +29,9 @@ class _Booked:
 
 
 class LeaseBooking:
-    """Books now and then what has been added since; an engine that is new counts from zero.
+    """Books now and then what the engine has counted since, into the usage of tenants by day.
+
+    An engine that is new counts from zero.
 
     The engine counts by owner's name: what was added while the owner was deleted and made again is
     nobody's.
@@ -71,3 +76,44 @@ class LeaseBooking:
             return await self._meter.generations(owners) if owners else {}
         except StoreUnavailable:
             return {}
+
+
+_log = logging.getLogger(__name__)
+_LOOK_SECONDS = 10.0
+
+
+class LeftUsage:
+    """Books the journals of killed processes: at the start, and then those of others who share the
+    place.
+    """
+
+    def __init__(self, meter: UsageMeter) -> None:
+        self._meter = meter
+
+    async def run(self) -> None:
+        """Book until cancelled."""
+        while True:
+            await self.book()
+            await asyncio.sleep(_LOOK_SECONDS)
+
+    async def book(self) -> None:
+        """Book all that is left. What Redis does not take now stays where it is."""
+        for left in self._meter.left():
+            try:
+                await _book(left)
+            except (OSError, msgspec.DecodeError) as error:
+                _log.error("what a killed process had counted cannot be read: %s", error)
+            finally:
+                left.close()
+
+
+async def _book(left: UsageMeter) -> None:
+    running, booking = left.read_journal(), Booking(left)
+    for slot in running:
+        try:
+            booking.left(slot)
+        except msgspec.DecodeError as error:  # it waits for a version that can
+            _log.error("what a killed request had used cannot be read: %s", error)
+    if not left.has_all_in:
+        _log.warning("booking what a killed process had counted; %d requests ran", len(running))
+        await left.flush()
