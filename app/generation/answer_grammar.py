@@ -54,7 +54,7 @@ class _Calls:
     ) -> None:
         tools, form = request.tools, template.tools.form
         field = tools.holding_field or "tools"
-        if form is None or form.grammar is None:
+        if form is None:
             message = f"'{field}': this model's calls are in a format that it cannot be held to."
             raise invalid_request(message, field, "unsupported_value")
         self._write = partial(
@@ -150,7 +150,6 @@ def call_grammar(
     Unless calls are `required`, an answer may be what `beside` derives instead; or without it any
     text, with calls behind it or not. Nothing follows calls. Raises `Unwritable`.
     """
-    assert form.grammar is not None
     beside = None if required else beside
     beside_json = beside is not None and beside.kind == "json_schema"
     writer = Writer(shapes, parallel, tokens, beside_json)

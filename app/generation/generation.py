@@ -125,7 +125,7 @@ class Generation:
         self._prompt_is_counted = not self._first_run
         self._logprob_room = logprob_room
         self.kept_bytes = 0
-        """Of log-probabilities that its reader keeps; twenty alternatives of a token have 1.6 kB."""
+        """Of log-probabilities that its reader keeps; 1.6 kB for a token with 20 alternatives."""
         self._keeps_on = False
         metrics.streams_running.inc()
 

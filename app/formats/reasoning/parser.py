@@ -1,4 +1,4 @@
-"""Takes what a model reasons out of an answer's text as it comes."""
+"""What a format of reasoning is, and what takes reasoning out of an answer's text as it comes."""
 
 from __future__ import annotations
 
@@ -20,25 +20,21 @@ class ReasoningFormat(Protocol):
     @property
     def markers(self) -> tuple[str, ...]:
         """What a tokenizer may have as special tokens and would not show."""
-        ...
 
     def opened_by(self, tail: str) -> tuple[int, str]:
         """How many characters at the end of a prompt belong to reasoning, and what has opened it.
 
         The latter is empty where the answer begins outside.
         """
-        ...
 
     def read(self, source: Source, opened: str) -> Reading[None]:
         """Make parts of a source, "reasoning" and "text", up to where all that comes is text.
 
         While what is read belongs to neither, or to reasoning, the source `is_aside`.
         """
-        ...
 
     def preamble(self, opened: str, spell: Spell) -> str:
         """What may stand before an answer that is held to a grammar, see `engine.api.Grammar`."""
-        ...
 
 
 class ReasoningParser:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Sequence
 
 from app.formats.tools.format import Block, Blocks, Format, Writer
@@ -14,7 +13,6 @@ from engine.grammar.lark import literal
 _ALL, _ALL_END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
 _CALL, _SEPARATOR, _CALL_END = "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"
 _FENCE = "\n```json\n"
-_NAME = re.compile(r"[\w.-]*")
 
 
 def _read(source: Source) -> Reading[None]:
@@ -27,11 +25,11 @@ def _read(source: Source) -> Reading[None]:
 
 
 def _read_call(source: Source) -> Reading[bool]:
-    name = yield from source.run(_NAME)
+    name = yield from source.name()
     if not (yield from source.take(_SEPARATOR)):
         return False
     if (yield from source.skip_space()) != "{":  # what came was the kind of the call: "function"
-        name = yield from source.run(_NAME)
+        name = yield from source.name()
         yield from source.skip_space()
         yield from source.take("```json")
         yield from source.skip_space()

@@ -1,4 +1,8 @@
-"""What a format of calls is."""
+"""What a format of calls is, and what formats put the grammars of their calls together of.
+
+Expressions are Lark's. A format writes blocks of calls. Which of them an answer may have, and what
+stands around them, is said in `app.generation.answer_grammar`.
+"""
 
 from __future__ import annotations
 
@@ -249,10 +253,10 @@ class Format:
 
     `read` makes parts of all of a source. `markers` are what a tokenizer may have as special tokens
     and would not show. `write` is for models whose template does not write calls itself. `grammar`
-    holds answers to calls; where there is none they cannot be held.
+    holds answers to calls.
     """
 
     read: Callable[[Source], Reading[None]]
     write: Callable[[Sequence[Call]], str]
-    markers: tuple[str, ...] = ()
-    grammar: Callable[[Writer], Blocks] | None = None
+    markers: tuple[str, ...]
+    grammar: Callable[[Writer], Blocks]

@@ -26,7 +26,6 @@ from engine.grammar.lark import ANY_TEXT, lacking, literal
 _OPENING = ("<start_function_call>", "<|tool_call>")
 _CLOSING = ("<end_function_call>", "<tool_call|>")
 _QUOTES = ("<escape>", '<|"|>', '"')
-_NAME = re.compile(r"[\w.-]*")
 _KEY = re.compile(r"[^:{}\[\],<>\"]*")
 _COMMA = '","'
 _PLAIN_KEY = re.compile(r"[\w.-]+")
@@ -41,7 +40,7 @@ def _read(source: Source) -> Reading[None]:
     while (yield from source.text_until(*_OPENING)):
         yield from source.skip_space()
         yield from source.take("call:")
-        name = yield from source.run(_NAME)
+        name = yield from source.name()
         if name not in source.functions or (yield from source.peek()) != "{":
             source.as_text()
             continue

@@ -19,13 +19,12 @@ CHANNEL, MESSAGE, CONSTRAIN, CALL = "<|channel|>", "<|message|>", "<|constrain|>
 _WORDS_BEFORE = "commentary to=functions."
 OPENING = f"{CHANNEL}{_WORDS_BEFORE}"
 _EARLY = " to=functions."
-_NAME = re.compile(r"[\w.-]*")
 _WORDS = re.compile(r"[\w\s]*")
 
 
 def _read(source: Source) -> Reading[None]:
     while (yield from source.text_until(OPENING, _EARLY)):
-        name = yield from source.run(_NAME)
+        name = yield from source.name()
         if name not in source.functions or not (yield from _skip_header(source)):
             source.as_text()
             continue

@@ -28,16 +28,7 @@ def _read_all(source: Source) -> Reading[None]:
         yield from leave(source)
         source.mark()
         yield from source.take(";", ",")
-    if source.is_cut and _begins_call(source):
-        source.drop()
-    else:
-        source.as_text()
-
-
-def _begins_call(source: Source) -> bool:
-    """Whether what is marked is as much of a call as the beginning of a function's name."""
-    found = _BEGUN.fullmatch(source.marked)
-    return found is not None and any(name.startswith(found[1]) for name in source.functions)
+    source.as_text_unless(_BEGUN)
 
 
 def _write(calls: Sequence[Call]) -> str:

@@ -1,8 +1,7 @@
-"""JSON behind a marker: Hermes and Qwen, Granite, Phi."""
+"""JSON behind a marker: Hermes and Qwen, Granite, Phi, Mistral."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 
 from app.formats.tools.format import Block, Blocks, Format, Writer, json_call
@@ -10,8 +9,16 @@ from app.formats.tools.json_calls import Call, leave, read_arguments, read_calls
 from app.formats.tools.source import Reading, Source
 from engine.grammar.lark import literal
 
+_HERMES = ("<tool_call>", "</tool_call>")
+_PHI, _TAG, _TAG_END = "functools", "<|tool_call|>", "<|/tool_call|>"
+_MISTRAL, _ID, _ARGUMENTS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
 
-def _reader(opening: Sequence[str], closing: Sequence[str]) -> Callable[[Source], Reading[None]]:
+
+def _reader(
+    opening: Sequence[str],
+    closing: Sequence[str] = (),
+    read_calls: Callable[[Source], Reading[bool]] = read_calls,
+) -> Callable[[Source], Reading[None]]:
     def read(source: Source) -> Reading[None]:
         while (yield from source.text_until(*opening)):
             if (yield from read_calls(source)):
@@ -20,6 +27,21 @@ def _reader(opening: Sequence[str], closing: Sequence[str]) -> Callable[[Source]
                 source.as_text()
 
     return read
+
+
+def _read_listed_or_named(source: Source) -> Reading[bool]:
+    """A list of objects, or each call's name and arguments."""
+    if (yield from source.skip_space()) in "[{":
+        return (yield from read_calls(source))
+    name = yield from source.name()
+    if (yield from source.take(_ID)):
+        yield from source.name()
+    yield from source.take(_ARGUMENTS)
+    if name not in source.functions or (yield from source.skip_space()) != "{":
+        return False
+    source.begin_call(name)
+    yield from read_arguments(source)
+    return True
 
 
 def _array(calls: Sequence[Call]) -> str:
@@ -56,61 +78,28 @@ def _listed(writer: Writer) -> str:
     return writer.list(writer.some(json_call), '", "')
 
 
-_HERMES = ("<tool_call>", "</tool_call>")
-_PHI, _TAG, _TAG_END = "functools", "<|tool_call|>", "<|/tool_call|>"
+def _mistral_blocks(writer: Writer) -> Blocks:
+    """A list, or where the model knows the marker of arguments, names before that."""
+    calls = f'" "? "[" {_listed(writer)} "]"'
+    if _ARGUMENTS in writer.tokens:
+        named = writer.some(
+            lambda shape: f"{literal(shape.name)} {writer.marker(_ARGUMENTS)} {shape.json}"
+        )
+        calls = f"{calls} | {writer.list(named, writer.marker(_MISTRAL))}"
+    return Blocks([Block(_MISTRAL, calls)])
+
 
 HERMES = Format(_reader(_HERMES[:1], _HERMES[1:]), _one_by_one, _HERMES, _hermes_blocks)
-GRANITE = Format(
-    _reader([_TAG], []), lambda calls: f"{_TAG}{_array(calls)}", (_TAG,), _granite_blocks
-)
+GRANITE = Format(_reader([_TAG]), lambda calls: f"{_TAG}{_array(calls)}", (_TAG,), _granite_blocks)
 PHI = Format(
     _reader([_PHI, _TAG], [_TAG_END]),
     lambda calls: f"{_PHI}{_array(calls)}",
     (_PHI, _TAG, _TAG_END),
     _phi_blocks,
 )
-
-
-_CALLS, _ID, _ARGUMENTS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
-_COMMA = '", "'
-_NAME = re.compile(r"[\w.-]*")
-
-
-def _read(source: Source) -> Reading[None]:
-    while (yield from source.text_until(_CALLS)):
-        first = yield from source.skip_space()
-        is_call = yield from (read_calls if first in "[{" else _read_named)(source)
-        if is_call:
-            yield from leave(source)
-        else:
-            source.as_text()
-
-
-def _read_named(source: Source) -> Reading[bool]:
-    name = yield from source.run(_NAME)
-    if (yield from source.take(_ID)):
-        yield from source.run(_NAME)
-    yield from source.take(_ARGUMENTS)
-    if name not in source.functions or (yield from source.skip_space()) != "{":
-        return False
-    source.begin_call(name)
-    yield from read_arguments(source)
-    return True
-
-
-def _write(calls: Sequence[Call]) -> str:
-    return f"{_CALLS}[{', '.join(map(written, calls))}]"
-
-
-def _blocks(writer: Writer) -> Blocks:
-    """A list, or where the model knows the marker of arguments, names before that."""
-    calls = f'" "? "[" {writer.list(writer.some(json_call), _COMMA)} "]"'
-    if _ARGUMENTS in writer.tokens:
-        named = writer.some(
-            lambda shape: f"{literal(shape.name)} {writer.marker(_ARGUMENTS)} {shape.json}"
-        )
-        calls = f"{calls} | {writer.list(named, writer.marker(_CALLS))}"
-    return Blocks([Block(_CALLS, calls)])
-
-
-MISTRAL = Format(_read, _write, (_CALLS, _ID, _ARGUMENTS), _blocks)
+MISTRAL = Format(
+    _reader([_MISTRAL], read_calls=_read_listed_or_named),
+    lambda calls: f"{_MISTRAL}{_array(calls)}",
+    (_MISTRAL, _ID, _ARGUMENTS),
+    _mistral_blocks,
+)

@@ -16,7 +16,6 @@ from app.formats.tools.source import Reading, Source
 from engine.grammar.lark import ANY_TEXT, literal
 
 _START, _END = "<|python_start|>", "<|python_end|>"
-_NAME = re.compile(r"[\w.-]*")
 _BEGUN = re.compile(rf"\s*(?:{re.escape(_START)})?\s*[\[,]\s*([\w.-]*)")
 _PLAIN = re.compile(r"[^\"'()\[\]{}]*")
 _QUOTED = {quote: re.compile(rf"[^{quote}\\]*") for quote in "\"'"}
@@ -44,14 +43,11 @@ def _read_list(source: Source) -> Reading[None]:
                 yield from source.take(_END)
                 return
             yield from source.skip_space()
-    if source.is_cut and _begins_call(source):
-        source.drop()
-    else:
-        source.as_text()
+    source.as_text_unless(_BEGUN)
 
 
 def _read_call(source: Source) -> Reading[bool]:
-    name = yield from source.run(_NAME)
+    name = yield from source.name()
     if name not in source.functions or not (yield from source.take("(")):
         return False
     text = yield from _inside(source)
@@ -61,12 +57,6 @@ def _read_call(source: Source) -> Reading[bool]:
     source.begin_call(name)
     source.emit("arguments", arguments or "")
     return True
-
-
-def _begins_call(source: Source) -> bool:
-    """Whether what is marked is as much of a list as the beginning of a function's name."""
-    found = _BEGUN.fullmatch(source.marked)
-    return found is not None and any(name.startswith(found[1]) for name in source.functions)
 
 
 def _inside(source: Source) -> Reading[str | None]:

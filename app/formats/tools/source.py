@@ -17,6 +17,7 @@ Reading: TypeAlias = Generator[None, None, T]
 Kind = Literal["text", "reasoning", "call", "arguments"]
 
 _SPACE = re.compile(r"\s*")
+_NAME = re.compile(r"[\w.-]*")
 
 
 class Part(msgspec.Struct, frozen=True):
@@ -54,11 +55,6 @@ class Source:
     def is_cut(self) -> bool:
         """Whether the end has come where something had to follow, and has cut it off."""
         return self._cut and self._ran_out
-
-    @property
-    def marked(self) -> str:
-        """All there is since `mark`."""
-        return self._text[self._marked :]
 
     @property
     def holds(self) -> bool:
@@ -104,6 +100,16 @@ class Source:
             self.emit("text", self._text[self._marked : self._at])
             self._marked = None
 
+    def as_text_unless(self, begun: re.Pattern[str]) -> None:
+        """What was read since `mark` is text; or nothing, where it is cut and all of it is what
+        `begun` finds: as much of a call as the beginning of a function's name, its group.
+        """
+        found = begun.fullmatch(self._text[self._marked :]) if self.is_cut else None
+        if found is not None and any(name.startswith(found[1]) for name in self.functions):
+            self.drop()
+        else:
+            self.as_text()
+
     def drop(self) -> None:
         """All that is left, and what was read since `mark`, is told nobody."""
         self._at, self._marked = len(self._text), None
@@ -148,6 +154,10 @@ class Source:
         assert found is not None
         self._at = found.end()
         return found.group()
+
+    def name(self) -> Reading[str]:
+        """Read a function's name, or as much as looks like one."""
+        return self.run(_NAME)
 
     def skip_space(self) -> Reading[str]:
         """Read white space; returns the character behind it, which stays."""

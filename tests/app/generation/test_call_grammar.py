@@ -56,9 +56,7 @@ OPTIONAL: dict[str, Any] = {
 }
 SCHEMAS: dict[str, dict[str, Any] | None] = {"wall": WALL, "wall_2": OPTIONAL, "now": None}
 SHAPES = [Shape.of(name, schema, True) for name, schema in SCHEMAS.items()]
-STYLES = [
-    (name, control) for name, form in FORMATS.items() if form.grammar for control in (False, True)
-]
+STYLES = [(name, control) for name in FORMATS for control in (False, True)]
 Part = tuple[str, str]
 
 
