@@ -38,7 +38,7 @@ export const api = {
     const address = new URL(this.isOperator ? "responses" : "../v1/responses", location.href);
     address.protocol = address.protocol.replace("http", "ws");
     const protocols = ["partywall.v1", `partywall.key.${this.chatKey}`];
-    if (this.isOperator) protocols.push(`partywall.operator.${encoded(this.token)}`);
+    if (this.isOperator) protocols.push(`partywall.operator.${base64url(new TextEncoder().encode(this.token))}`);
     return { address, protocols };
   },
 
@@ -82,19 +82,13 @@ export const api = {
   },
 
   // What tenants are told by a GET below /v1, as JSON.
-  async asTenant(path) {
-    const headers = { authorization: `Bearer ${this.token}` };
-    return (await accepted(await fetch(`../v1${path}`, { headers, cache: "no-store" }))).json();
-  },
+  async asTenant(path) { return (await this.fetched(`../v1${path}`)).json(); },
 
   // What is told of everybody, in Prometheus' text format. Throws Refused.
-  async metrics(signal) {
-    const headers = { authorization: `Bearer ${this.token}` };
-    return (await accepted(await fetch("../metrics", { headers, signal, cache: "no-store" }))).text();
-  },
+  async metrics(signal) { return (await this.fetched("../metrics", { signal })).text(); },
 
   // The answer to a GET below /admin, which lies beside the console. Throws Refused.
-  get(path, signal) { return this.ask("GET", path, { signal }); },
+  get(path, signal) { return this.fetched(`../admin${path}`, { signal }); },
 
   // What is there, as JSON.
   async read(path, signal) { return (await this.get(path, signal)).json(); },
@@ -102,17 +96,17 @@ export const api = {
   // Write; the answer as JSON, null where there is none. Throws Refused.
   async send(method, path, body, headers = {}) {
     const isJson = body !== undefined;
-    const answer = await this.ask(method, path, {
+    const answer = await this.fetched(`../admin${path}`, {
+      method,
       headers: isJson ? { "content-type": "application/json", ...headers } : headers,
       body: isJson ? JSON.stringify(body) : undefined,
     });
     return answer.status === 204 ? null : answer.json();
   },
 
-  async ask(method, path, { headers = {}, ...options }) {
+  async fetched(address, { headers = {}, ...options } = {}) {
     const signed = { authorization: `Bearer ${this.token}`, ...headers };
-    const asked = { method, headers: signed, cache: "no-store", ...options };
-    return accepted(await fetch(`../admin${path}`, asked));
+    return accepted(await fetch(address, { headers: signed, cache: "no-store", ...options }));
   },
 };
 
@@ -121,10 +115,9 @@ function keep(name, value) {
   else sessionStorage.setItem(name, value);
 }
 
-// As a subprotocol may be written: base64url.
-function encoded(text) {
-  const bytes = String.fromCharCode(...new TextEncoder().encode(text));
-  return btoa(bytes).replaceAll("+", "-").replaceAll("/", "_").replaceAll("=", "");
+// As a subprotocol, or a part of a URL, may be written.
+export function base64url(bytes) {
+  return btoa(String.fromCharCode(...bytes)).replaceAll("+", "-").replaceAll("/", "_").replaceAll("=", "");
 }
 
 async function accepted(answer) {

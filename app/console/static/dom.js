@@ -11,6 +11,31 @@ export function button(text, pressed) {
   return element;
 }
 
+// Another text, where it is another.
+export function put(element, text) {
+  if (element.textContent !== text) element.textContent = text;
+}
+
+// An entry of a legend: a colour, its name, and a value.
+export function entry(name, colour, value = "") {
+  const item = make("li");
+  const swatch = make("i", "swatch");
+  swatch.style.background = colour;
+  item.append(swatch, `${name} `, make("b", "", value));
+  return item;
+}
+
+export const rest = (ms) => new Promise((resolve) => setTimeout(resolve, ms));
+
+// Something to do, of which it is told what goes wrong.
+export const tried = (tell, work) => async () => {
+  try {
+    await work();
+  } catch (error) {
+    tell(error);
+  }
+};
+
 // A button for what cannot be taken back: it asks once more before it does it.
 export function grave(text, pressed) {
   const element = button(text, () => {

@@ -1,33 +1,23 @@
 // Lines over time, or over anything, with a legend that tells the newest values as text.
 
+import { entry, make, put } from "./dom.js";
 import uPlot from "./vendor/uPlot.esm.js";
 
 const HEIGHT = 180; // CSS pixels
 const FEW = 4; // points that are shown as such
-export const COLOURS = ["--accent", "--shared", "--pinned", "--in-use"];
+const COLOURS = ["--accent", "--shared", "--pinned", "--in-use"];
 
 export class Plot {
   // `lines` are labels; `shown` says a value, which may be null, in words. A single value is shown
   // at the end of so many seconds.
   constructor(element, { title, lines, shown, isOverTime = true, axis = "", leastSeconds = 60 }) {
     Object.assign(this, { element, lines, shown, isOverTime, axis, leastSeconds });
-    const heading = document.createElement("h2");
-    heading.textContent = title;
-    this.legend = document.createElement("ul");
-    this.legend.className = "legend";
-    this.values = lines.map((label, index) => {
-      const swatch = document.createElement("i");
-      swatch.className = "swatch";
-      swatch.style.background = `var(${COLOURS[index]})`;
-      const item = document.createElement("li");
-      const value = document.createElement("b");
-      item.append(swatch, `${label} `, value);
-      this.legend.append(item);
-      return value;
-    });
-    this.place = document.createElement("div");
+    const legend = make("ul", "legend");
+    legend.append(...lines.map((label, index) => entry(label, `var(${COLOURS[index]})`)));
+    this.values = [...legend.querySelectorAll("b")];
+    this.place = make("div");
     this.place.ariaHidden = "true"; // the legend says it
-    element.append(heading, this.legend, this.place);
+    element.append(make("h2", "", title), legend, this.place);
     this.data = [[], ...lines.map(() => [])];
     this.draw();
   }
@@ -65,10 +55,7 @@ export class Plot {
     const before = places.length === 1 ? [places[0] - this.leastSeconds] : [];
     this.data = [[...before, ...places], ...lines.map((line) => [...before.map(() => null), ...line])];
     this.plot.setData(this.data);
-    this.values.forEach((value, index) => {
-      const text = this.shown(newest[index]);
-      if (value.textContent !== text) value.textContent = text;
-    });
+    this.values.forEach((value, index) => put(value, this.shown(newest[index])));
   }
 
   close() { this.plot.destroy(); }

@@ -1,5 +1,7 @@
 // The requests that lean on a wall's blocks (/admin/wall/requests): a list, and one's chain outlined.
 
+import { put, rest } from "./dom.js";
+
 const INTERVAL_MS = 1000;
 const REST_MS = 150; // for which a cell has to be chosen before its places are asked
 const MOST_NAMED = 3; // requests that are told of one cell
@@ -74,7 +76,7 @@ export class Requests {
     };
     while (!signal.aborted) {
       await this.asking();
-      await new Promise((resolve) => setTimeout(resolve, INTERVAL_MS));
+      await rest(INTERVAL_MS);
     }
   }
 
@@ -240,7 +242,3 @@ function blocksOf(one, cells) {
 }
 
 function number(value) { return value.toLocaleString("en"); }
-
-function put(element, text) {
-  if (element.textContent !== text) element.textContent = text;
-}

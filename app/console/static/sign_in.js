@@ -1,6 +1,8 @@
 // People sign in at an OpenID provider: the authorization code flow with PKCE (RFC 7636), as a
 // public client.
 
+import { base64url } from "./api.js";
+
 const PENDING = "partywall.sign-in"; // what was begun in this tab
 const RANDOM_BYTES = 32;
 
@@ -62,7 +64,3 @@ export async function finish() {
 }
 
 function random() { return base64url(crypto.getRandomValues(new Uint8Array(RANDOM_BYTES))); }
-
-function base64url(bytes) {
-  return btoa(String.fromCharCode(...bytes)).replaceAll("+", "-").replaceAll("/", "_").replaceAll("=", "");
-}

@@ -1,6 +1,7 @@
 // The wall: the KV cache live, a cell a block. `mount(element, api)` returns what takes it away.
 
 import { Disk } from "./disk.js";
+import { entry, put, rest } from "./dom.js";
 import { Cells, FINDABLE, HELD, LEASED, framesOf } from "./frames.js";
 import { KINDS, Picture, kindOf } from "./picture.js";
 import { Replicas } from "./replicas.js";
@@ -107,7 +108,7 @@ class Wall {
       } finally {
         streaming.abort();
       }
-      await new Promise((resolve) => setTimeout(resolve, RETRY_MS));
+      await rest(RETRY_MS);
     }
   }
 
@@ -175,7 +176,7 @@ class Wall {
   describe() {
     const { chosen } = this;
     if (chosen === null || chosen >= this.cells.length) return;
-    this.put(".detail", inWords(this.cells, chosen) + this.requests.ofCell(chosen));
+    put(this.part(".detail"), inWords(this.cells, chosen) + this.requests.ofCell(chosen));
   }
 
   count() {
@@ -192,12 +193,12 @@ class Wall {
     owners.sort((one, other) => other[1] - one[1]);
     const { picture } = this;
     const legend = picture.byOwner
-      ? owners.slice(0, MOST_OWNERS).map(([name, count, index]) => entry(name || "nobody", count, picture.cssOf(index)))
-      : KINDS.map((kind, index) => entry(kind.replace("-", " "), kinds[index], `var(--${kind})`));
+      ? owners.slice(0, MOST_OWNERS).map(([name, count, index]) => entry(name || "nobody", picture.cssOf(index), count.toLocaleString("en")))
+      : KINDS.map((kind, index) => entry(kind.replace("-", " "), `var(--${kind})`, kinds[index].toLocaleString("en")));
     if (!picture.byOwner) legend.at(-1).hidden = this.disk.count === 0;
     this.part(".legend").replaceChildren(...legend);
     this.offer(owners);
-    this.put(".summary", summary(this.cells, kinds, owners));
+    put(this.part(".summary"), summary(this.cells, kinds, owners));
   }
 
   // Let one of the owners be chosen.
@@ -209,23 +210,7 @@ class Wall {
     }
   }
 
-  tell(text) { this.put(".news", text); }
-
-  put(name, text) {
-    const part = this.part(name);
-    if (part.textContent !== text) part.textContent = text;
-  }
-}
-
-function entry(name, count, colour) {
-  const item = document.createElement("li");
-  const swatch = document.createElement("i");
-  swatch.className = "swatch";
-  swatch.style.background = colour;
-  item.append(swatch, `${name} `, Object.assign(document.createElement("b"), {
-    textContent: count.toLocaleString("en"),
-  }));
-  return item;
+  tell(text) { put(this.part(".news"), text); }
 }
 
 function inWords(cells, cell) {

@@ -1,6 +1,7 @@
 // Where an operator chooses whose customer to be: with a key that they have, or a new one for a day.
 
 import { isKey } from "../api.js";
+import { tried } from "../dom.js";
 
 const MARKUP = `
 <form class="fields">
@@ -31,16 +32,12 @@ export function askForKey(element, api, use) {
     if (isKey(key)) chosen(key, null);
     else tell({ message: "That is no API key: one is pw_, an id, a dot and a secret." });
   });
-  part("[name=make]").addEventListener("click", async () => {
-    try {
-      const tenant = part("[name=tenant]").value;
-      const path = `/tenants/${tenant}/keys`;
-      const made = await api.send("POST", path, { name: "console", expires_in_seconds: DAY_SECONDS });
-      chosen(made.api_key, tenant);
-    } catch (error) {
-      tell(error);
-    }
-  });
+  part("[name=make]").addEventListener("click", tried(tell, async () => {
+    const tenant = part("[name=tenant]").value;
+    const path = `/tenants/${tenant}/keys`;
+    const made = await api.send("POST", path, { name: "console", expires_in_seconds: DAY_SECONDS });
+    chosen(made.api_key, tenant);
+  }));
   api.tenants().then((tenants) => {
     part("[name=tenant]").replaceChildren(...tenants.map((id) => new Option(id)));
     part("[name=make]").disabled = tenants.length === 0;

@@ -2,6 +2,7 @@
 
 import { Conversation } from "./conversation.js";
 import { askForKey } from "./key.js";
+import { button, make } from "../dom.js";
 import { Line } from "./line.js";
 import { Settings } from "./settings.js";
 import { turnOf } from "./turn.js";
@@ -191,13 +192,11 @@ class Chats {
 
   list() {
     const entries = this.conversations.map((conversation) => {
-      const button = document.createElement("button");
-      button.type = "button";
-      button.textContent = conversation.name + (conversation.isRunning ? " …" : "");
-      button.setAttribute("aria-current", conversation === this.current ? "true" : "false");
-      button.addEventListener("click", () => this.choose(conversation));
-      const item = document.createElement("li");
-      item.append(button);
+      const name = conversation.name + (conversation.isRunning ? " …" : "");
+      const chooser = button(name, () => this.choose(conversation));
+      chooser.setAttribute("aria-current", conversation === this.current ? "true" : "false");
+      const item = make("li");
+      item.append(chooser);
       return item;
     });
     const list = this.part(".conversations ul");

@@ -24,6 +24,10 @@ export function total(samples, name, labels = {}) {
   return found.length ? found.reduce((sum, { value }) => sum + value, 0) : null;
 }
 
+// Of what may not be known.
+export function times(value, factor) { return value === null ? null : value * factor; }
+export function minus(one, other) { return one === null || other === null ? null : one - other; }
+
 // Two tellings, the seconds between them, and what was counted meanwhile.
 export class Span {
   constructor(before, after, seconds) {

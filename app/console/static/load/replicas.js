@@ -1,5 +1,6 @@
 // What each replica does, where there are any, and what chose one for requests.
 
+import { times } from "./metrics.js";
 import { make, row, table } from "../dom.js";
 
 const COLUMNS = [
@@ -64,5 +65,3 @@ export class ReplicaTable {
       + `${this.number(span.now("streams_moved_total"))} streams have moved.`;
   }
 }
-
-function times(value, factor) { return value === null ? null : value * factor; }

@@ -1,7 +1,8 @@
 // What the engine bears, over the last minutes. `mount(element, api)` returns what takes it away.
 
-import { Span, parsed } from "./metrics.js";
+import { Span, minus, parsed, times } from "./metrics.js";
 import { ReplicaTable } from "./replicas.js";
+import { make, rest } from "../dom.js";
 import { Plot } from "../plot.js";
 
 const POLL_MS = 2000;
@@ -75,10 +76,6 @@ const PLOTS = [
   },
 ];
 
-function times(value, factor) { return value === null ? null : value * factor; }
-
-function minus(one, other) { return one === null || other === null ? null : one - other; }
-
 export function mount(element, api) {
   const load = new Load(element, api);
   return () => load.close();
@@ -109,7 +106,7 @@ class Load {
   }
 
   place() {
-    const place = document.createElement("div");
+    const place = make("div");
     this.element.querySelector(".plots").append(place);
     return place;
   }
@@ -132,7 +129,7 @@ class Load {
         if (signal.aborted) return;
         news.textContent = `Not known right now: ${error.message}`;
       }
-      await new Promise((resolve) => setTimeout(resolve, POLL_MS));
+      await rest(POLL_MS);
     }
   }
 

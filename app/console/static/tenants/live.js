@@ -1,6 +1,6 @@
 // The table of tenants and what each is doing, told every two seconds while the page is seen.
 
-import { button, row, table } from "../dom.js";
+import { button, put, rest, row, table } from "../dom.js";
 import { Span, parsed, total } from "../load/metrics.js";
 
 const POLL_MS = 2000;
@@ -49,7 +49,7 @@ export class LiveTable {
   async poll() {
     const { signal } = this.ending;
     for (let since = 0; !signal.aborted; since += POLL_MS) {
-      await new Promise((resolve) => setTimeout(resolve, POLL_MS));
+      await rest(POLL_MS);
       if (document.hidden || signal.aborted) continue;
       try {
         if (!this.isWhole) {
@@ -124,9 +124,7 @@ export class LiveTable {
       return;
     }
     const [, ...cells] = this.rows.get(id);
-    cells.forEach((cell, index) => {
-      if (cell.textContent !== texts[index]) cell.textContent = texts[index];
-    });
+    cells.forEach((cell, index) => put(cell, texts[index]));
   }
 
   // In the order of their ids; rows that stay are not moved, and keep the focus.

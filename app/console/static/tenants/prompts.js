@@ -1,20 +1,16 @@
 // The system prompts of a tenant or a share group.
 
-import { button, field, form, grave, row, table } from "../dom.js";
+import { button, field, form, grave, row, table, tried } from "../dom.js";
 
 export async function promptsOf(api, owner, changed, tell) {
   const path = `${owner}/prompts`;
   const { prompts } = await api.read(`${path}?limit=1000`);
   const columns = ["Prompt", "Version", "Tokens", "Blocks", "Pinned", "Actions"];
   const { region, body } = table("System prompts", columns);
-  const doing = (method, name, suffix) => async () => {
-    try {
-      await api.send(method, `${path}/${name}${suffix}`);
-      await changed();
-    } catch (error) {
-      tell(error);
-    }
-  };
+  const doing = (method, name, suffix) => tried(tell, async () => {
+    await api.send(method, `${path}/${name}${suffix}`);
+    await changed();
+  });
   const fields = [
     field("Name", "name", { required: true }),
     field("Text", "text", { tag: "textarea", rows: 4, required: true }),
@@ -24,14 +20,14 @@ export async function promptsOf(api, owner, changed, tell) {
     await changed();
   });
   for (const prompt of prompts) {
-    const edit = async () => {
+    const edit = tried(tell, async () => {
       const { text } = await api.read(`${path}/${prompt.name}`);
       putting.elements.name.value = prompt.name;
       putting.elements.text.value = text;
       putting.elements.text.focus();
-    };
+    });
     const hands = [
-      button("Text", () => edit().catch(tell)),
+      button("Text", edit),
       button(prompt.pinned ? "Unpin" : "Pin", doing("POST", prompt.name, prompt.pinned ? "/unpin" : "/pin")),
       grave("Delete", doing("DELETE", prompt.name, "")),
     ];

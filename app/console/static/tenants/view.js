@@ -3,11 +3,10 @@
 
 import { field, form, grave, make } from "../dom.js";
 import { auditOf } from "./audit.js";
-import { keysOf, secretOf } from "./keys.js";
 import { LiveTable } from "./live.js";
 import { promptsOf } from "./prompts.js";
 import { recordForm } from "./record.js";
-import { tokensOf } from "./tokens.js";
+import { keysOf, secretOf, tokensOf } from "./secrets.js";
 import { usageOf } from "./usage.js";
 
 const ID = /^@?[a-z0-9-]{1,63}$/;
