@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Iterator
 from importlib.resources import files
 from importlib.resources.abc import Traversable
-from typing import Any, Final
+from typing import Final
 
-from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
@@ -38,27 +37,22 @@ def _headers(provider: str | None) -> dict[str, str]:
     }
 
 
-_Handler = Callable[[Request], Coroutine[Any, Any, Response]]
-
-
 def console_routes(provider: str | None = None) -> list[Route]:
     """The page and its parts. They need no token: they ask for one, and hold nothing.
 
     Where the page offers people to sign in, `provider` is the origin where they do.
     """
     headers = _headers(provider)
-
-    async def to_the_folder(_: Request) -> Response:
-        """So that the page's parts can be named beside it, wherever a proxy has put it."""
-        return RedirectResponse("console/", headers=headers)
-
-    routes = [Route("/console", to_the_folder)]
+    # So that the page's parts can be named beside it, wherever a proxy has put it.
+    to_the_folder = RedirectResponse("console/", headers=headers)
+    routes = [Route("/console", to_the_folder, methods=["GET"])]
     for path, file in _files(files("app.console") / "static"):
         kind, content = path.rpartition(".")[2], file.read_bytes()
         if path == _PAGE and provider is not None:
             content = content.replace(_BODY, _BODY_TO_SIGN_IN)
         shown = "" if path == _PAGE else path
-        routes.append(Route(f"/console/{shown}", _serving(content, _MEDIA_TYPES[kind], headers)))
+        answer = Response(content, headers=headers, media_type=_MEDIA_TYPES[kind])
+        routes.append(Route(f"/console/{shown}", answer, methods=["GET"]))
     return routes
 
 
@@ -68,10 +62,3 @@ def _files(folder: Traversable, prefix: str = "") -> Iterator[tuple[str, Travers
             yield from _files(entry, f"{prefix}{entry.name}/")
         else:
             yield prefix + entry.name, entry
-
-
-def _serving(content: bytes, media_type: str, headers: dict[str, str]) -> _Handler:
-    async def serve(_: Request) -> Response:
-        return Response(content, headers=headers, media_type=media_type)
-
-    return serve

@@ -22,7 +22,7 @@ from transformers import PreTrainedTokenizerBase
 
 from app.formats.tools.parser import ToolParser
 from app.generation.answer_grammar import answer_grammar
-from app.generation.comparison import Comparison, Comparisons
+from app.generation.comparison import Comparisons
 from app.generation.engine_request import Defaults, engine_request, renewed
 from app.generation.generation import Asked, Generation
 from app.limits.admission import Gate, Ticket
@@ -38,7 +38,6 @@ from app.request.segments import Segment, segments_of
 from app.shares import SharedRoom
 from app.wire.errors import ApiError
 from app.wire.functions import Tools
-from app.wire.prompt_cache import CacheDiagnostics
 from engine.api import EngineInfo, EngineRequest, TokenDelta
 from engine.client import EngineClient
 from engine.validation import check_request
@@ -163,10 +162,14 @@ class Generations:
         prompt = await self._prompt(principal, request, on_socket)
         asked_of = engine_request(principal, request, prompt, info, self.defaults)
         prompt = self._described(principal, request, prompt, asked_of, info)
+        held = await self._held(request, asked_of, prompt, info)
+        named_response, comparison = request.cache.compare_with, None
+        if named_response is not None:
+            comparison = await self.comparisons.compare(named_response, prompt, asked_of, on_socket)
         asked = Asked(
-            request=await self._held(request, asked_of, prompt, info),
+            request=held,
             prompt=prompt,
-            comparison=await self._compared(request, prompt, asked_of, on_socket),
+            comparison=comparison,
             stop=request.sampling.stop_strings,
             engine_kind=info.hash_extras,
             tools=request.tools,
@@ -257,18 +260,6 @@ class Generations:
         said = len(prompt.ids) - frame.num_opening
         segments = segments_of(principal.tenant, asked, info, said, made_of)
         return replace(prompt, segments=segments)
-
-    async def _compared(
-        self,
-        request: GenerationRequest,
-        prompt: Prompt,
-        asked: EngineRequest,
-        on_socket: SocketHistory | None,
-    ) -> Comparison | CacheDiagnostics | None:
-        named = request.cache.compare_with
-        if named is None:
-            return None
-        return await self.comparisons.compare(named, prompt, asked, on_socket)
 
     async def _held(
         self, request: GenerationRequest, asked: EngineRequest, prompt: Prompt, info: EngineInfo

@@ -9,7 +9,7 @@ from transformers import PreTrainedTokenizerBase
 
 from app.formats.reasoning.parser import ReasoningParser
 from app.generation.stop_strings import StopStrings
-from app.generation.token_bytes import TokenBytes, token_bytes
+from app.generation.token_texts import TokenBytes, token_bytes
 
 _INCOMPLETE = "�"
 _CONTEXT_TOKENS = 6

@@ -14,8 +14,8 @@ from app.formats.reasoning.parser import ReasoningParser
 from app.formats.tools.parser import ToolParser
 from app.generation.comparison import UNAVAILABLE, Comparison
 from app.generation.lines import Line, LineEnd, Piece
-from app.generation.logprobs import TokenTexts
 from app.generation.time_to_first_token import Timeline
+from app.generation.token_texts import TokenTexts
 from app.limits.admission import Ticket
 from app.limits.booking import Used
 from app.observe.log_lines import log_generation

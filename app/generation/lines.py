@@ -12,7 +12,7 @@ from app.formats.reasoning.parser import ReasoningParser
 from app.formats.tools.parser import ToolParser
 from app.formats.tools.source import Kind, Part
 from app.generation.detokenizer import Detokenizer
-from app.generation.logprobs import TokenTexts
+from app.generation.token_texts import TokenTexts
 from app.wire.events import EncodedLogprob
 from engine.api import SamplingParams, TokenDelta
 

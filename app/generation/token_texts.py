@@ -1,15 +1,17 @@
-"""Log-probabilities as clients read them: each token's text and its exact bytes.
+"""What single tokens spell: their exact bytes, and their texts beside log-probabilities.
 
-They are encoded at once: a stream tells them five times, and keeps them to its end.
+These are encoded at once: a stream tells them five times, and keeps them to its end.
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection
+from functools import lru_cache
 from typing import Any
 
+from tokenizers import Tokenizer, decoders, models
 from transformers import PreTrainedTokenizerBase
 
-from app.generation.token_bytes import spelled_bytes
 from app.wire.events import EncodedLogprob, PromptLogprob, TokenLogprob, TopLogprob, encode_json
 from engine.api import PromptLogprobs, TokenLogprobs
 
@@ -18,7 +20,7 @@ _LOWEST = -1e30
 
 
 class TokenTexts:
-    """Texts and bytes of single tokens, for one tokenizer."""
+    """Log-probabilities as clients read them: with each token's text and bytes."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         self._tokenizer = tokenizer
@@ -56,3 +58,65 @@ class TokenTexts:
         if len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
             return bytes.fromhex(token[3:5])
         return spelled_bytes(token)
+
+
+class TokenBytes(dict[int, bytes]):
+    """What each token adds to the bytes of a text, looked up once.
+
+    Special tokens add nothing, but those that are `shown`.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, shown: Collection[str] = ()) -> None:
+        self._tokenizer = tokenizer
+        added = tokenizer.get_added_tokens_decoder()
+        super().__init__(
+            {
+                token_id: token.content.encode() if token.content in shown else b""
+                for token_id, token in added.items()
+                if token.special
+            }
+        )
+
+    def __missing__(self, token_id: int) -> bytes:
+        token = self._tokenizer.id_to_token(token_id) or ""
+        spelled = spelled_bytes(token)
+        self[token_id] = token.encode() if spelled is None else spelled
+        return self[token_id]
+
+
+@lru_cache(maxsize=4)
+def token_bytes(
+    tokenizer: PreTrainedTokenizerBase, shown: tuple[str, ...] = ()
+) -> TokenBytes | None:
+    """The table of a byte-level BPE; `None` for any other tokenizer.
+
+    With it a text is its tokens' bytes joined, whatever stands beside them. Elsewhere a token may
+    be written differently at the start of a text, or lose a space beside another.
+    """
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if (
+        backend is None
+        or not isinstance(backend.decoder, decoders.ByteLevel)
+        or not isinstance(backend.model, models.BPE)
+        or tokenizer.clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output
+    ):
+        return None
+    return TokenBytes(backend, shown)
+
+
+def spelled_bytes(token: str) -> bytes | None:
+    """The bytes that a token of byte-level BPE spells; `None` where it spells none."""
+    alphabet = _byte_alphabet()
+    if all(character in alphabet for character in token):
+        return bytes(alphabet[character] for character in token)
+    return None
+
+
+@lru_cache(maxsize=1)
+def _byte_alphabet() -> dict[str, int]:
+    """Byte-level BPE's printable stand-in of every byte (Radford et al., 2019), inverted."""
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    alphabet = {chr(byte): byte for byte in printable}
+    others = [byte for byte in range(256) if byte not in printable]
+    alphabet.update({chr(256 + index): byte for index, byte in enumerate(others)})
+    return alphabet

@@ -7,11 +7,10 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from app.prompt.asides import Aside, without_asides
 from app.prompt.breakpoints import moved
 from app.prompt.chat_template import ChatTemplate
 from app.prompt.history import Turn
-from app.prompt.reasoning_style import Opened
+from app.prompt.reasoning_style import Aside, Opened, without_asides
 from app.prompt.sealing import PromptOrigin, decrypt_thought, unseal
 from app.prompt.system_prompts import RegisteredPrompts, SystemText
 from app.prompt.truncation import without_middle_ids

@@ -11,7 +11,7 @@ from array import array
 
 import msgspec
 
-from app.prompt.asides import Aside
+from app.prompt.reasoning_style import Aside
 from app.prompt.sealing import PromptOrigin
 from app.recent import Recent
 from app.request.segments import Segments

@@ -11,8 +11,8 @@ from functools import partial
 import msgspec
 
 from app.generation.generation import Generation
-from app.prompt.asides import asides_of
 from app.prompt.history import History, SocketHistory, Turn, pack_ids
+from app.prompt.reasoning_style import asides_of
 from app.responses.conversations import ConversationStore, kept_items
 from app.responses.render import ResponseRenderer
 from app.responses.suspension import SuspendedRun

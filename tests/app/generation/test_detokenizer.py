@@ -7,7 +7,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from app.generation.detokenizer import Detokenizer
-from app.generation.token_bytes import token_bytes
+from app.generation.token_texts import token_bytes
 from app.prompt.tokenizer import load_tokenizer
 from engine.model.weights import DEFAULT_MODEL, resolve_model
 from tests.effort import scaled

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken
 
 from app.formats.reasoning.formats import REASONING_FORMATS
-from app.prompt.asides import asides_of, without_asides
-from app.prompt.reasoning_style import Opened, ReasoningStyle
+from app.prompt.reasoning_style import Opened, ReasoningStyle, asides_of, without_asides
 from engine.api import Grammar
 from engine.grammar.source import problem_of
 from tests.app.conftest import CHATML, byte_tokenizer
