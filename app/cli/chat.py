@@ -1,4 +1,4 @@
-"""`partywall chat`."""
+"""`partywall chat`: one conversation over the WebSocket API, streamed as it is written."""
 
 from __future__ import annotations
 
@@ -6,9 +6,8 @@ import json
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from types import FrameType
 from typing import Annotated, Any
 from urllib.parse import urlsplit, urlunsplit
@@ -30,20 +29,8 @@ _POLL_SECONDS = 0.1
 _OPEN_SECONDS = 10.0
 
 
-class ChatError(Exception):
+class ChatError(CommandError):
     """The conversation cannot go on; the message says why."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class ChatOptions:
-    """What every answer of a conversation is asked with."""
-
-    model: str | None = None
-    system: str | None = None
-    prompt: str | None = None
-    user: str | None = None
-    max_output_tokens: int | None = None
-    temperature: float | None = None
 
 
 def socket_url(url: str) -> str:
@@ -60,12 +47,18 @@ def socket_url(url: str) -> str:
 
 
 class Chat:
-    """One conversation over one socket, which is opened again when it was lost between turns."""
+    """One conversation over one socket, which is opened again when it was lost between turns.
 
-    def __init__(self, url: str, api_key: str, options: ChatOptions) -> None:
+    `first` are fields of the request that begins it, `every` those of each one.
+    """
+
+    def __init__(
+        self, url: str, api_key: str, first: Mapping[str, Any], every: Mapping[str, Any]
+    ) -> None:
         self._url = socket_url(url)
         self._api_key = api_key
-        self._options = options
+        self._first = first
+        self._every = every
         self._socket: ClientConnection | None = None
         self._previous: str | None = None
 
@@ -109,28 +102,9 @@ class Chat:
 
         Raises `ChatError` if the service refuses the question or the connection is lost.
         """
-        message = self._message(question)
-        self._send(message)
+        begins = {"previous_response_id": self._previous} if self._previous else self._first
+        self._send({"type": "response.create", "input": question, **begins, **self._every})
         return self._receive(on_text, stop)
-
-    def _message(self, question: str) -> dict[str, Any]:
-        options = self._options
-        message: dict[str, Any] = {"type": "response.create", "input": question}
-        if self._previous is not None:
-            message["previous_response_id"] = self._previous
-        elif options.system is not None:
-            message["instructions"] = options.system
-        elif options.prompt is not None:
-            message["prompt"] = {"id": options.prompt}
-        if options.model is not None:
-            message["model"] = options.model
-        if options.user is not None:
-            message["user"] = options.user
-        if options.temperature is not None:
-            message["temperature"] = options.temperature
-        if options.max_output_tokens is not None:
-            message["max_output_tokens"] = options.max_output_tokens
-        return message
 
     def _send(self, message: dict[str, Any]) -> None:
         """Send over the open socket, or over a new one if it was lost since the last turn."""
@@ -254,14 +228,14 @@ class Interrupts:
             signal.signal(signal.SIGINT, before)
 
 
-def run_chat(url: str, api_key: str, options: ChatOptions) -> int:
-    """Chat until the input ends; returns the exit status.
+def run_chat(url: str, api_key: str, first: Mapping[str, Any], every: Mapping[str, Any]) -> int:
+    """Chat until the input ends; returns the exit status. Of `first` and `every` see `Chat`.
 
     Raises `ChatError` when there is no service to talk to. On a terminal later errors are shown
     and the conversation goes on; with piped input (one question a line) they end it with status 1.
     """
     terminal = sys.stdin.isatty()
-    chat = Chat(url, api_key, options)
+    chat = Chat(url, api_key, first, every)
     chat.open()
     if terminal:
         import readline  # noqa: F401 - gives input() line editing and history
@@ -357,16 +331,16 @@ def chat(
     """Chat in the terminal. Piped input is taken as one question a line."""
     if system is not None and prompt is not None:
         raise typer.BadParameter("--system and --prompt exclude each other")
-    options = ChatOptions(
-        model=model,
-        system=system,
-        prompt=prompt,
-        user=user,
-        max_output_tokens=max_output_tokens,
-        temperature=temperature,
-    )
-    try:
-        status = run_chat(url, api_key, options)
-    except ChatError as error:
-        raise CommandError(str(error)) from None
-    raise typer.Exit(status)
+    named = None if prompt is None else {"id": prompt}
+    every = {
+        "model": model,
+        "user": user,
+        "max_output_tokens": max_output_tokens,
+        "temperature": temperature,
+    }
+    first = {"instructions": system, "prompt": named}
+    raise typer.Exit(run_chat(url, api_key, _given(first), _given(every)))
+
+
+def _given(fields: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in fields.items() if value is not None}
