@@ -18,9 +18,9 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from app.assembly.check import Check, require
 from app.assembly.places import check_disk, check_places
 from app.assembly.server import bind
+from app.doctor.examine import check_clock, check_environment
 from app.doctor.model import check_models
 from app.doctor.network import check_ports
-from app.doctor.system import check_clock, check_environment
 from app.settings import Settings
 from tests.app.conftest import World
 
