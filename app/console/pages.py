@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from importlib.resources import files
-from importlib.resources.abc import Traversable
+from pathlib import Path
 from typing import Final
 
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
 _MEDIA_TYPES: Final = {
-    "html": "text/html",
-    "js": "text/javascript",
-    "mjs": "text/javascript",
-    "css": "text/css",
+    ".html": "text/html",
+    ".js": "text/javascript",
+    ".mjs": "text/javascript",
+    ".css": "text/css",
 }
+_STATIC: Final = Path(__file__).with_name("static")
 _PAGE: Final = "index.html"
 _BODY: Final = b"<body>"
 _BODY_TO_SIGN_IN: Final = b"<body data-signs-in>"
@@ -46,19 +45,11 @@ def console_routes(provider: str | None = None) -> list[Route]:
     # So that the page's parts can be named beside it, wherever a proxy has put it.
     to_the_folder = RedirectResponse("console/", headers=headers)
     routes = [Route("/console", to_the_folder, methods=["GET"])]
-    for path, file in _files(files("app.console") / "static"):
-        kind, content = path.rpartition(".")[2], file.read_bytes()
+    for file in sorted(filter(Path.is_file, _STATIC.rglob("*"))):
+        path, content = file.relative_to(_STATIC).as_posix(), file.read_bytes()
         if path == _PAGE and provider is not None:
             content = content.replace(_BODY, _BODY_TO_SIGN_IN)
         shown = "" if path == _PAGE else path
-        answer = Response(content, headers=headers, media_type=_MEDIA_TYPES[kind])
+        answer = Response(content, headers=headers, media_type=_MEDIA_TYPES[file.suffix])
         routes.append(Route(f"/console/{shown}", answer, methods=["GET"]))
     return routes
-
-
-def _files(folder: Traversable, prefix: str = "") -> Iterator[tuple[str, Traversable]]:
-    for entry in folder.iterdir():
-        if entry.is_dir():
-            yield from _files(entry, f"{prefix}{entry.name}/")
-        else:
-            yield prefix + entry.name, entry

@@ -103,7 +103,9 @@ class _Window:
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, shown: Sequence[str]) -> None:
         self._tokenizer = tokenizer
-        self._hidden = _hidden(tokenizer, shown) if shown else None
+        added = tokenizer.added_tokens_decoder.items()
+        hidden = (one for one, token in added if token.special and token.content not in shown)
+        self._hidden = frozenset(hidden) if shown else None
         self._ids: list[int] = []
         """The tokens before, and those not decoded yet."""
         self._num_before = 0
@@ -133,9 +135,3 @@ class _Window:
             return str(self._tokenizer.decode(ids, skip_special_tokens=True))
         seen = [one for one in ids if one not in self._hidden]
         return str(self._tokenizer.decode(seen, skip_special_tokens=False))
-
-
-def _hidden(tokenizer: PreTrainedTokenizerBase, shown: Sequence[str]) -> frozenset[int]:
-    """The special tokens that are not shown."""
-    added = tokenizer.added_tokens_decoder.items()
-    return frozenset(one for one, token in added if token.special and token.content not in shown)
