@@ -111,21 +111,16 @@ def _memory(info: dict[str, Any]) -> Check:
     most, used = int(info.get("maxmemory", 0)), int(info.get("used_memory", 0))
     policy = info.get("maxmemory_policy", "noeviction")
     held = f"{used >> 20} MiB are used"
-    if most and policy != "noeviction":
-        return Check(
-            "Redis memory",
-            "warn",
-            f"{held} of {most >> 20} MiB; full, it drops keys ({policy}), and tenants with them",
-            "set its maxmemory-policy to noeviction",
-        )
-    if most and used > 0.9 * most:
-        return Check(
-            "Redis memory",
-            "warn",
-            f"{held} of {most >> 20} MiB; full, it takes no writes",
-            "raise its maxmemory",
-        )
-    return Check("Redis memory", "ok", f"{held}, {f'of {most >> 20} MiB' if most else 'no limit'}")
+    if not most:
+        return Check("Redis memory", "ok", f"{held}, no limit")
+    if policy != "noeviction":
+        full = f"it drops keys ({policy}), and tenants with them"
+        remedy = "set its maxmemory-policy to noeviction"
+    elif used > 0.9 * most:
+        full, remedy = "it takes no writes", "raise its maxmemory"
+    else:
+        return Check("Redis memory", "ok", f"{held}, of {most >> 20} MiB")
+    return Check("Redis memory", "warn", f"{held} of {most >> 20} MiB; full, {full}", remedy)
 
 
 def _persistence(info: dict[str, Any], snapshots: str | None) -> Check:

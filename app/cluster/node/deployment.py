@@ -28,8 +28,6 @@ from engine.api import EngineError
 APPLICATION: Final = "partywall"
 _MOST_CALLS: Final = 10_000
 """At once, of all doors to one replica; each has one or two."""
-
-
 _RISE_SECONDS: Final = 10.0
 """For how long more replicas must be needed, on average, before there are."""
 
@@ -63,6 +61,7 @@ class Cluster:
     """A connection with a cluster."""
 
     def __init__(self, wanted: Deployment) -> None:
+        self.redeploys = wanted.redeploys
         self._wanted = wanted
         self._local: LocalRay | None = None
 
@@ -79,11 +78,6 @@ class Cluster:
             by=socket.gethostname(),
             at=datetime.now(UTC).isoformat(timespec="seconds"),
         )
-
-    @property
-    def redeploys(self) -> bool:
-        """Whether it may be deployed in place of what has replaced it before."""
-        return self._wanted.redeploys
 
     @property
     def head(self) -> str | None:
