@@ -12,8 +12,11 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from bench.common.machine import describe_machine, describe_versions
-from bench.registry import BenchError, load, names, summary
+from bench.common.figures import listed
+from bench.common.machine import describe_machine, describe_versions, warn_if_busy
+from bench.registry import UNHURRIED, BenchError, load, names, summary
+
+_NOT_PARAMETERS = ("json", "list", "bench", "api_key")
 
 
 def main() -> int:
@@ -24,23 +27,28 @@ def main() -> int:
         if options.list or options.bench is None:
             _print_list(console)
             return 0 if options.list else 2
-        result = load(options.bench).run(options)
+        bench = load(options.bench)
+        found: dict[str, object] = {}
+        if options.bench not in UNHURRIED:
+            found["foreign_load_percent"] = warn_if_busy()
+        result = bench.run(options)
     except (BenchError, ModuleNotFoundError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
+    given = {name: value for name, value in vars(options).items() if name not in _NOT_PARAMETERS}
     document = {
         "bench": options.bench,
         "machine": describe_machine(),
         "versions": describe_versions(),
-        "parameters": result.parameters,
+        "parameters": {**given, **found, **result.parameters},
         # JSON has no infinity: null for what could not be computed.
         "figures": {name: x if math.isfinite(x) else None for name, x in result.figures.items()},
     }
     console.print(_header(document))
-    for table in result.tables:
+    for table in result.tables or [listed(result.figures, bench.FIGURES)]:
         console.print(table)
     if options.json is not None:
-        options.json.write_text(json.dumps(document, indent=2) + "\n")
+        options.json.write_text(json.dumps(document, indent=2, default=str) + "\n")
     if result.failure:
         print(f"error: {result.failure}", file=sys.stderr)
     return int(bool(result.failure))

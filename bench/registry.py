@@ -6,7 +6,6 @@ import argparse
 import importlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Protocol, cast
 
 from rich.table import Table
@@ -41,19 +40,21 @@ _MODULES = {
     "disaggregated": "bench.cluster.disaggregated",
     "peers": "bench.peers.peers",
 }
-_NOT_PARAMETERS = ("json", "list", "bench", "api_key")
+UNHURRIED = frozenset({"wall", "reuse", "paper", "quantize", "kernels", "gpu", "routing", "scale"})
+"""Those whose figures do not suffer where other programs keep the machine busy."""
 
 
 @dataclass(frozen=True)
 class Result:
-    """What a bench found: its parameters, figures for a machine, tables for a reader.
+    """What a bench found: figures for a machine, tables for a reader, parameters besides options.
 
-    With a `failure` it fails all the same once they are printed and written; the text says why.
+    Without tables the reader is shown the figures. With a `failure` it fails all the same once they
+    are printed and written; the text says why.
     """
 
-    parameters: dict[str, object]
     figures: dict[str, float]
     tables: list[Table] = field(default_factory=list)
+    parameters: Mapping[str, object] = field(default_factory=dict)
     failure: str = ""
 
 
@@ -75,16 +76,6 @@ class Bench(Protocol):
 
 class BenchError(Exception):
     """The bench could not measure; the message says why."""
-
-
-def parameters(options: argparse.Namespace, **measured: object) -> dict[str, object]:
-    """The options as they are reported, and what else was found to hold."""
-    given = {
-        name: str(value) if isinstance(value, Path) else value
-        for name, value in vars(options).items()
-        if name not in _NOT_PARAMETERS
-    }
-    return given | measured
 
 
 def names() -> list[str]:

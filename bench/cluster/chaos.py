@@ -13,7 +13,7 @@ import os
 import secrets
 import signal
 import tempfile
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,9 +24,8 @@ import httpx
 from rich.table import Table
 
 from bench.cluster.machinery import Machinery
-from bench.common.machine import warn_if_busy
 from bench.common.service import Service, running_service, served_model, variable
-from bench.registry import BenchError, Result, parameters
+from bench.registry import BenchError, Result
 
 PARTS: Final = ("replica", "engine", "head", "store", "door")
 FIGURES: Final = {
@@ -68,13 +67,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> Result:
     """Kill and halt one part after the other under the same streams."""
-    foreign = warn_if_busy()
     with _bed(options) as bed:
-        seen = asyncio.run(bed.measure())
-    return report(options, foreign, seen)
+        return report(asyncio.run(bed.measure()))
 
 
-def report(options: argparse.Namespace, foreign: float, seen: Mapping[str, Seen]) -> Result:
+def report(seen: Mapping[str, Seen]) -> Result:
     """What was seen as figures and a table; a failure where a stream has lost anything."""
     figures: dict[str, float] = {"gap_s_calm": seen["calm"].gap}
     table = Table("what", "answers", "wrong", "cut", "longest wait s", "/readyz 503 after s")
@@ -92,8 +89,7 @@ def report(options: argparse.Namespace, foreign: float, seen: Mapping[str, Seen]
         for name, one in sorted(seen.items())
         if one.num_wrong or (one.num_cut and name != "door_killed")
     ]
-    measured = parameters(options, foreign_load_percent=foreign)
-    return Result(measured, figures, [table], "; ".join(failures))
+    return Result(figures, [table], failure="; ".join(failures))
 
 
 @contextmanager
@@ -161,7 +157,9 @@ class _Bed:
         self._until = perf_counter() + seconds
         limits = httpx.Limits(max_connections=None)
         async with httpx.AsyncClient(timeout=300, limits=limits, trust_env=False) as client:
-            watching = asyncio.create_task(self._watch(client, seen) if watches else _nothing())
+            watching = asyncio.create_task(
+                self._watch(client, seen) if watches else asyncio.sleep(0)
+            )
             numbers = range(self._options.streams)
             await asyncio.gather(what, *(self._client(client, one, seen) for one in numbers))
             watching.cancel()
@@ -252,11 +250,5 @@ class _Bed:
             "--model": self._options.model,
         }
         words = [word for pair in options.items() for word in pair]
-        opened: Callable[[], Service] = lambda: self._stack.enter_context(  # noqa: E731
-            running_service(["--cluster", *words], "bench.cluster.door")
-        )
-        return opened()
-
-
-async def _nothing() -> None:
-    """Nobody watches."""
+        door = running_service(["--cluster", *words], "bench.cluster.door")
+        return self._stack.enter_context(door)

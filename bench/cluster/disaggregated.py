@@ -29,14 +29,12 @@ import numpy as np
 from msgspec import structs
 from rich.table import Table
 
+from bench.common import engines
 from bench.common.figures import percentile
-from bench.common.machine import warn_if_busy
-from bench.registry import BenchError, Result, parameters
-from engine.api import NOTHING_CACHED, EngineRequest, Namespaces, SamplingParams
+from bench.common.options import add_model, engine_config
+from bench.registry import BenchError, Result
+from engine.api import NOTHING_CACHED, EngineRequest
 from engine.assembly.process import ProcessEngine
-from engine.blocks.hashing import derive_key
-from engine.config import EngineConfig
-from engine.model.weights import DEFAULT_MODEL, resolve_model
 
 Way = Literal["both", "apart"]
 WAYS: Final[tuple[Way, ...]] = ("both", "apart")
@@ -86,7 +84,7 @@ class Served:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
-    parser.add_argument("--model", default=DEFAULT_MODEL, help="model that is run")
+    add_model(parser)
     parser.add_argument("--loads", nargs="+", choices=list(LOADS), default=list(LOADS))
     parser.add_argument("--seconds", type=float, default=15.0, help="of arrivals, at each rate")
     parser.add_argument("--ttft-seconds", type=float, default=2.0)
@@ -96,10 +94,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> Result:
     """Measure both ways in turns, at rates that grow."""
-    foreign = warn_if_busy()
     bench = _Bench(options)
     asyncio.run(bench.measure())
-    return Result(parameters(options, foreign_load_percent=foreign), bench.figures, [bench.table])
+    return Result(bench.figures, [bench.table])
 
 
 class _Bench:
@@ -125,11 +122,8 @@ class _Bench:
 
     @asynccontextmanager
     async def _running(self) -> AsyncIterator[None]:
-        config = EngineConfig(
-            model_path=str(resolve_model(self._options.model)),
-            kv_memory_bytes=self._options.kv_memory_mib << 20,
-            threads=1,
-        )
+        memory = self._options.kv_memory_mib << 20
+        config = engine_config(self._options, kv_memory_bytes=memory, threads=1)
         self._engines = [ProcessEngine(config) for _ in range(2)]
         try:
             await asyncio.gather(*(engine.start() for engine in self._engines))
@@ -238,14 +232,7 @@ class _Bench:
 
     def _request(self, prompt: list[int], output: int) -> EngineRequest:
         self._num_requests += 1
-        key = derive_key(bytes(32), "bench disaggregated")
-        return EngineRequest(
-            request_id=f"bench-{self._num_requests}",
-            tenant="bench",
-            prompt=prompt,
-            namespaces=Namespaces(shared_key=key, private_key=key),
-            sampling=SamplingParams(max_tokens=output, min_tokens=output, temperature=0.0),
-        )
+        return engines.request(f"bench-{self._num_requests}", prompt, output, min_tokens=output)
 
 
 async def _tokens(

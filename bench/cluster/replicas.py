@@ -23,13 +23,12 @@ from rich.table import Table
 
 from app.cluster.launch import ENVIRONMENT
 from bench.cluster import chaos
-from bench.common.machine import warn_if_busy
-from bench.registry import BenchError, Result, parameters
-from engine.api import EngineRequest, Namespaces, SamplingParams, TokenDelta
+from bench.common import engines
+from bench.common.options import add_model, engine_config
+from bench.registry import BenchError, Result
+from engine.api import EngineRequest, TokenDelta
 from engine.assembly.process import ProcessEngine
-from engine.blocks.hashing import derive_key
 from engine.config import EngineConfig
-from engine.model.weights import DEFAULT_MODEL, resolve_model
 from engine.system.threads import compute_threads
 
 SIZES: Final = (1, 2, 4)
@@ -38,10 +37,7 @@ FIGURES: Final = chaos.FIGURES | {
     for size in SIZES
     for name, meaning in (
         (f"tokens_per_s_{size}", f"tokens a second of {size} replicas, median"),
-        (
-            f"tokens_per_s_ratio_{size}",
-            f"that, over {size} engines without Ray",
-        ),
+        (f"tokens_per_s_ratio_{size}", f"that, over {size} engines without Ray"),
         (f"ttft_added_ms_{size}", f"first token of {size} replicas less that without Ray, ms"),
     )
 }
@@ -58,7 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     parser.add_argument("--chaos", action="store_true", help="kill and halt parts under streams")
     chaos.add_arguments(parser)
-    parser.add_argument("--model", default=DEFAULT_MODEL, help="model that is run")
+    add_model(parser)
     parser.add_argument("--sizes", type=int, nargs="+", choices=SIZES, default=list(SIZES))
     parser.add_argument("--streams", type=int, default=16, help="at once")
     parser.add_argument("--prompt-tokens", type=int, default=32)
@@ -72,7 +68,6 @@ def run(options: argparse.Namespace) -> Result:
     os.environ |= ENVIRONMENT
     if options.chaos:
         return chaos.run(options)
-    foreign = warn_if_busy()
     beds = [_measured(options, size) for size in options.sizes]
     figures: dict[str, float] = {}
     table = Table("replicas", "tokens/s", "without Ray", "first token ms", "without Ray")
@@ -84,7 +79,7 @@ def run(options: argparse.Namespace) -> Result:
         figures[f"ttft_added_ms_{bed.size}"] = first - first_plain
         shown = f"{rate:.0f}", f"{plain:.0f}", f"{first:.1f}", f"{first_plain:.1f}"
         table.add_row(str(bed.size), *shown)
-    return Result(parameters(options, foreign_load_percent=foreign), figures, [table])
+    return Result(figures, [table])
 
 
 def _measured(options: argparse.Namespace, size: int) -> _Bed:
@@ -133,7 +128,7 @@ class _Bed:
         except ModuleNotFoundError as error:
             raise BenchError(f"needs the extra partywall[cluster]: {error}") from error
         cluster = ClusterEngine(Cluster(self._deployment()), _READY_SECONDS)
-        plain = [ProcessEngine(self._config(self._threads)) for _ in range(self.size)]
+        plain = [ProcessEngine(self._config) for _ in range(self.size)]
         try:
             await asyncio.gather(cluster.start(), *(engine.start() for engine in plain))
             async with asyncio.timeout(_READY_SECONDS):
@@ -149,7 +144,7 @@ class _Bed:
         from app.cluster.node.replica import ReplicaOptions
 
         options = ReplicaOptions(
-            engine=self._config(self._threads),
+            engine=self._config,
             rebuild_seconds=60,
             silence_seconds=120,
             loading_seconds=300,
@@ -167,12 +162,10 @@ class _Bed:
             drain_seconds=1,
         )
 
-    def _config(self, threads: int) -> EngineConfig:
-        return EngineConfig(
-            model_path=str(resolve_model(self._options.model)),
-            kv_memory_bytes=self._options.kv_memory_mib << 20,
-            threads=threads,
-        )
+    @property
+    def _config(self) -> EngineConfig:
+        memory = self._options.kv_memory_mib << 20
+        return engine_config(self._options, kv_memory_bytes=memory, threads=self._threads)
 
     async def _round(self, engines: Sequence[_Engine]) -> tuple[float, list[float]]:
         """Tokens a second of all streams at once, and first tokens of some that come alone."""
@@ -200,13 +193,6 @@ class _Bed:
 
     def _request(self, max_tokens: int) -> EngineRequest:
         self._num_requests += 1
-        key = derive_key(bytes(32), "bench cluster")
-        count = self._options.prompt_tokens
-        prompt: Sequence[int] = [self._draw.randrange(self._vocab_size) for _ in range(count)]
-        return EngineRequest(
-            request_id=f"bench-{self._num_requests}",
-            tenant="bench",
-            prompt=list(prompt),
-            namespaces=Namespaces(shared_key=key, private_key=key),
-            sampling=SamplingParams(max_tokens=max_tokens, min_tokens=max_tokens, temperature=0.0),
-        )
+        name, count = f"bench-{self._num_requests}", self._options.prompt_tokens
+        prompt = [self._draw.randrange(self._vocab_size) for _ in range(count)]
+        return engines.request(name, prompt, max_tokens, min_tokens=max_tokens)

@@ -24,7 +24,7 @@ from bench.cluster.policies import POLICIES, pooled_doors
 from bench.cluster.replica import Pace
 from bench.cluster.simulation import EVENT_SECONDS, REPORT_SECONDS, Cluster
 from bench.cluster.workloads import WORKLOADS, Workload, load_workload
-from bench.registry import BenchError, Result, parameters
+from bench.registry import BenchError, Result
 
 LOADS: Final = (30, 50, 70, 90)
 _HEADLINE: Final = ("tenants", 90)
@@ -117,15 +117,14 @@ def run(options: argparse.Namespace) -> Result:
     ]
     found = dict(zip(cases, _simulate_all(cases, options.processes), strict=True))
     by_place = {(case.workload, case.load, case.policy): one for case, one in found.items()}
-    reported = parameters(
-        options,
-        pace=asdict(_PACE),
-        report_seconds=REPORT_SECONDS,
-        event_seconds=EVENT_SECONDS,
-        headline="tenants at 90 % load",
-    )
+    reported = {
+        "pace": asdict(_PACE),
+        "report_seconds": REPORT_SECONDS,
+        "event_seconds": EVENT_SECONDS,
+        "headline": "tenants at 90 % load",
+    }
     tables = [_table(name, by_place) for name in dict.fromkeys(case.workload for case in cases)]
-    return Result(reported, _figures(by_place), tables)
+    return Result(_figures(by_place), tables, reported)
 
 
 def _simulate_all(cases: Sequence[Case], processes: int) -> list[Found]:

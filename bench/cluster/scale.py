@@ -14,12 +14,19 @@ from typing import Final
 
 from rich.table import Table
 
-from bench.cluster.event_load import EventLoad, measure_events
-from bench.cluster.index_load import BLOCK_SIZE, IndexLoad, measure_decisions, measure_index
+from bench.cluster.door_load import (
+    BLOCK_SIZE,
+    EventLoad,
+    IndexLoad,
+    StateLoad,
+    measure_decisions,
+    measure_events,
+    measure_index,
+    measure_states,
+)
 from bench.cluster.replica import Pace
-from bench.cluster.state_load import StateLoad, measure_states
 from bench.cluster.store_load import StoreLoad, measure_store
-from bench.registry import BenchError, Result, parameters
+from bench.registry import BenchError, Result
 
 FIGURES: Final[Mapping[str, str]] = {
     "index_bytes_per_block": "resident memory of a front door for a block in its index, bytes",
@@ -95,11 +102,9 @@ def run(options: argparse.Namespace) -> Result:
         {size: measure_decisions(size, options.seed) for size in (*_SIZES, options.replicas)},
     )
     figures = _figures(measured, options.replicas, options.blocks)
-    reported = parameters(options, block_size=BLOCK_SIZE, pace=asdict(Pace()))
-    tables = [
-        _table(measured, options.replicas, options.blocks, options.tenants, options.known_tenants)
-    ]
-    return Result(reported, figures, tables)
+    sizes = options.replicas, options.blocks, options.tenants, options.known_tenants
+    reported = {"block_size": BLOCK_SIZE, "pace": asdict(Pace())}
+    return Result(figures, [_table(measured, *sizes)], reported)
 
 
 def _figures(measured: Measured, replicas: int, blocks: int) -> dict[str, float]:

@@ -16,9 +16,9 @@ from uuid import uuid4
 import httpx
 import redis
 
-from bench.common.service import Service, running_service, served_model, variable
+from bench.common.service import Service, served_model
 from bench.registry import BenchError
-from bench.service.null_engine import LOG_VARIABLE
+from bench.service.null_engine import null_service
 from engine.model.weights import DEFAULT_MODEL
 from tenants.at_rest.pepper import Peppers
 from tenants.storage.connection import open_redis
@@ -48,9 +48,8 @@ def measure_store(requests: int, tenants: int) -> StoreLoad:
         raw = stack.enter_context(redis.Redis.from_url(store.url))
         kib = asyncio.run(_kib_per_tenant(store.url, raw, tenants))
         raw.flushall()
-        stack.enter_context(variable(LOG_VARIABLE, str(Path(folder, "emitted.jsonl"))))
         options = ["--model", DEFAULT_MODEL, "--redis-url", store.url]
-        service = stack.enter_context(running_service(options, program="bench.service.null_engine"))
+        service, _ = stack.enter_context(null_service(options))
         load = _Load(service)
         load.run(_WARMING)
         before = _processor_seconds(raw)

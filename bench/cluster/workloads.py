@@ -14,8 +14,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Final
 
-from bench.common.azure import Traced, draw_trace, read_trace
-from bench.engine.conversations import TOKENS_PER_ID, Prompt, draw_prompts
+from bench.common.traces import TOKENS_PER_ID, Prompt, Traced, draw_prompts, draw_trace, read_trace
 from bench.registry import BenchError
 from engine.blocks.hashing import HASH_BYTES
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -13,7 +15,7 @@ from pathlib import Path
 import psutil
 
 _PACKAGES = ("torch", "triton", "transformers", "uvicorn", "websockets", "starlette")
-FOREIGN_LOAD_PERCENT = 10.0
+_FOREIGN_LOAD_PERCENT = 10.0
 
 
 def describe_machine() -> dict[str, object]:
@@ -37,15 +39,12 @@ def describe_versions() -> dict[str, str]:
     return versions
 
 
-def foreign_load_percent(seconds: float = 1.0) -> float:
-    """How busy all cores are while this process sleeps: load that is not the bench's own."""
-    return psutil.cpu_percent(interval=seconds)
-
-
 def warn_if_busy() -> float:
-    """Tell the reader if other programs keep this machine busy; returns by how many percent."""
-    foreign = foreign_load_percent()
-    if foreign > FOREIGN_LOAD_PERCENT:
+    """How busy all cores are while this process sleeps for a second; the reader is told if that is
+    much.
+    """
+    foreign = psutil.cpu_percent(interval=1.0)
+    if foreign > _FOREIGN_LOAD_PERCENT:
         print(
             f"warning: other programs keep this machine {foreign:.0f} % busy; the figures suffer",
             file=sys.stderr,
@@ -85,27 +84,20 @@ class _CpuSeconds:
 
 def tree_cpu_seconds(pid: int) -> float:
     """Processor time that a process and its descendants have used."""
-    root = psutil.Process(pid)
-    total = 0.0
-    for process in [root, *root.children(recursive=True)]:
-        try:
-            used = process.cpu_times()
-        except psutil.NoSuchProcess:  # it ended meanwhile
-            continue
-        total += used.user + used.system
-    return total
+    return _of_tree(pid, lambda process: sum(process.cpu_times()[:2]))
 
 
 def tree_rss_mib(pid: int) -> float:
     """Resident memory of a process and its descendants, in MiB; shared pages count each time."""
-    root = psutil.Process(pid)
-    total = 0
+    return _of_tree(pid, lambda process: process.memory_info().rss / 2**20)
+
+
+def _of_tree(pid: int, look: Callable[[psutil.Process], float]) -> float:
+    root, total = psutil.Process(pid), 0.0
     for process in [root, *root.children(recursive=True)]:
-        try:
-            total += process.memory_info().rss
-        except psutil.NoSuchProcess:  # it ended meanwhile
-            continue
-    return total / 2**20
+        with contextlib.suppress(psutil.NoSuchProcess):  # it ended meanwhile
+            total += look(process)
+    return total
 
 
 def _cpu_name() -> str:

@@ -24,9 +24,9 @@ from rich.table import Table
 from torch import Tensor
 
 from app.prompt.tokenizer import load_tokenizer
-from bench.common.mt_bench import DEFAULT_QUESTIONS
 from bench.common.stopwatch import replaced
-from bench.registry import BenchError, Result, parameters
+from bench.common.traces import DEFAULT_QUESTIONS
+from bench.registry import BenchError, Result
 from engine.batch.batch import pack
 from engine.config import Dtype, EngineConfig, KVDtype, Quantization
 from engine.model.layers import fused as decoder
@@ -122,13 +122,12 @@ def run(options: argparse.Namespace) -> Result:
     for scheme, counted in sums.items():
         figures |= {f"{name}_{scheme}": value for name, value in counted.figures().items()}
     figures = {name: figures[name] for name in FIGURES if name in figures}
-    reported = parameters(
-        options,
-        texts=[str(path) for path in options.texts or _default_texts()],
-        int8_activations=str(models["int8"].dtype).removeprefix("torch."),
-        counted_tokens=sums[_REFERENCE].tokens,
-    )
-    return Result(reported, figures, [_table(figures, list(models))])
+    reported = {
+        "texts": options.texts or _default_texts(),
+        "int8_activations": str(models["int8"].dtype).removeprefix("torch."),
+        "counted_tokens": sums[_REFERENCE].tokens,
+    }
+    return Result(figures, [_table(figures, list(models))], reported)
 
 
 def _load(scheme: str, folder: Path) -> tuple[PagedModel, int]:
@@ -210,15 +209,8 @@ def _windows(texts: list[str], folder: Path, most: int, length: int) -> list[lis
 
 
 def _table(figures: dict[str, float], schemes: list[str]) -> Table:
-    table = Table(
-        "scheme",
-        "perplexity",
-        "top-1 as float32 %",
-        "mean KL",
-        "products MiB",
-        "KV KiB/token",
-        title="accuracy",
-    )
+    columns = ("perplexity", "top-1 as float32 %", "mean KL", "products MiB", "KV KiB/token")
+    table = Table("scheme", *columns, title="accuracy")
     for scheme in schemes:
         table.add_row(
             scheme,

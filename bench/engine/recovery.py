@@ -11,7 +11,6 @@ prefix that others hold, which recomputing finds again.
 from __future__ import annotations
 
 import argparse
-import os
 from collections.abc import Sequence
 from itertools import pairwise
 from math import log
@@ -20,11 +19,9 @@ from typing import TYPE_CHECKING, Final
 
 from rich.table import Table
 
-from bench.common.machine import warn_if_busy
-from bench.registry import Result, parameters
-from engine.config import EngineConfig
-from engine.model.weights import DEFAULT_MODEL, resolve_model
-from engine.system.threads import thread_environment
+from bench.common.figures import numbers_table
+from bench.common.options import add_model, engine_config, set_threads
+from bench.registry import Result
 
 if TYPE_CHECKING:
     from bench.engine.resumption import Point
@@ -53,10 +50,7 @@ FIGURES: Final = {
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
-    parser.add_argument("--model", default=DEFAULT_MODEL, help="model that is run")
-    parser.add_argument("--device", default="auto", choices=["auto", "cpu", "cuda"])
-    parser.add_argument("--dtype", default="auto", help="type of weights and KV cache")
-    parser.add_argument("--threads", type=int, help="CPU threads of the model; one a core")
+    add_model(parser, "device", "dtype", "threads")
     parser.add_argument("--lengths", type=int, nargs="+", default=list(LENGTHS))
     parser.add_argument("--block-sizes", type=int, nargs="+", default=list(BLOCK_SIZES))
     parser.add_argument("--lost", type=int, nargs="+", default=list(LOST), help="lost tokens")
@@ -65,23 +59,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> Result:
     """Measure both ways back of every context, one after the other."""
-    foreign = warn_if_busy()
-    # As in the engine's own process; before anything imports torch.
-    os.environ.update(thread_environment(options.threads))
+    set_threads(options)
     from bench.engine.resumption import Bed
 
     whole: list[Point] = []
     parts: list[Point] = []
     calibration = 0.0
     for block_size in dict.fromkeys([*options.block_sizes, _BLOCK_SIZE]):
-        config = EngineConfig(
-            model_path=str(resolve_model(options.model)),
-            device=options.device,
-            dtype=options.dtype,
-            block_size=block_size,
-            threads=options.threads,
-        )
-        bed = Bed(config, max(options.lengths))
+        bed = Bed(engine_config(options, block_size=block_size), max(options.lengths))
         whole += [bed.measure(length, length) for length in sorted(options.lengths)]
         if block_size == _BLOCK_SIZE:
             calibration = bed.calibration_seconds()
@@ -90,17 +75,12 @@ def run(options: argparse.Namespace) -> Result:
             parts = [bed.measure(context, tokens) for tokens in lost]
     if options.pictures is not None:
         _draw(options.pictures / "recovery.png", whole, parts)
-    reported = parameters(
-        options,
-        pictures=None if options.pictures is None else str(options.pictures),
-        foreign_load_percent=foreign,
-        compute_dtype=bed.parts.info.dtype,
-    )
     tables = [
         _table("time to resume: the whole context is lost", whole),
         _table("time to resume: others hold all but the lost tokens", parts),
     ]
-    return Result(reported, _figures(whole, parts, calibration), tables)
+    found = {"compute_dtype": bed.parts.info.dtype}
+    return Result(_figures(whole, parts, calibration), tables, found)
 
 
 def _figures(
@@ -120,9 +100,8 @@ def _figures(
 
 
 def _table(title: str, points: Sequence[Point]) -> Table:
-    table = Table(title=title)
-    for column in ("block size", "context", "lost", "swap ms", "recompute ms", "auto", "over best"):
-        table.add_column(column, justify="right")
+    columns = ("context", "lost", "swap ms", "recompute ms", "auto", "over best")
+    table = numbers_table(title, "block size", *columns)
     for point in points:
         table.add_row(
             str(point.block_size),

@@ -21,13 +21,12 @@ from typing import Final
 
 from rich.table import Table
 
-from bench.common.machine import warn_if_busy
-from bench.registry import BenchError, Result, parameters
-from engine.api import CachePolicy, EngineRequest, Namespaces, SamplingParams
+from bench.common import engines
+from bench.common.options import add_model, engine_config
+from bench.registry import BenchError, Result
+from engine.api import CachePolicy, EngineRequest
 from engine.assembly.process import ProcessEngine
-from engine.blocks.hashing import derive_key
 from engine.config import EngineConfig
-from engine.model.weights import DEFAULT_MODEL, resolve_model
 
 FIGURES: Final = {
     "ttft_ms_cold": "time to the first token of a conversation that nobody has seen, ms, median",
@@ -46,24 +45,21 @@ _LEASE: Final = CachePolicy(lease_s=3600.0)
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
-    parser.add_argument("--model", default=DEFAULT_MODEL, help="model that is run")
+    add_model(parser, "threads")
     parser.add_argument("--tokens", type=int, default=2048, help="of a conversation")
     parser.add_argument("--conversations", type=int, default=3, help="of each kind, a restart")
     parser.add_argument("--restarts", type=int, default=4)
     parser.add_argument("--kv-memory-mib", type=int, default=1024)
     parser.add_argument("--kv-dtype", default="auto", choices=["auto", "int8", "fp8"])
-    parser.add_argument("--threads", type=int, help="CPU threads of the model; one a core")
 
 
 def run(options: argparse.Namespace) -> Result:
     """Kill and start the engine a few times."""
-    foreign = warn_if_busy()
     with tempfile.TemporaryDirectory(prefix="partywall-bench-") as folder:
-        config = EngineConfig(
-            model_path=str(resolve_model(options.model)),
+        config = engine_config(
+            options,
             kv_memory_bytes=options.kv_memory_mib << 20,
             kv_dtype=options.kv_dtype,
-            threads=options.threads,
             speculation="lookup",
             kept_dir=str(Path(folder, "kept")),
             kept_bytes=1 << 40,
@@ -79,7 +75,7 @@ def run(options: argparse.Namespace) -> Result:
     figures = {f"ttft_ms_{kind}": 1000 * middle[kind] for kind in KINDS}
     figures["ttft_ratio_restart_over_warm"] = middle["restart"] / middle["warm"]
     figures["ttft_ratio_cold_over_restart"] = middle["cold"] / middle["restart"]
-    return Result(parameters(options, foreign_load_percent=foreign), figures, [table])
+    return Result(figures, [table])
 
 
 class _Bed:
@@ -149,15 +145,7 @@ class _Bed:
         self, prompt: list[int], max_tokens: int, cache: CachePolicy = _PLAIN
     ) -> EngineRequest:
         self._num_requests += 1
-        key = derive_key(bytes(32), "bench restart")
-        return EngineRequest(
-            request_id=f"bench-{self._num_requests}",
-            tenant="bench",
-            prompt=prompt,
-            namespaces=Namespaces(shared_key=key, private_key=key),
-            sampling=SamplingParams(max_tokens=max_tokens, temperature=0.0),
-            cache=cache,
-        )
+        return engines.request(f"bench-{self._num_requests}", prompt, max_tokens, cache=cache)
 
     def _tokens(self, count: int | None = None) -> list[int]:
         most = self._engine.info.vocab_size

@@ -12,17 +12,15 @@ from typing import Final
 
 import msgspec
 
+from bench.common.engines import Sparing, request
 from bench.registry import BenchError
-from engine.api import EngineRequest, Namespaces, SamplingParams
-from engine.assembly.parts import Parts, load_parts
-from engine.blocks.hashing import KEY_BYTES
+from engine.assembly.parts import load_parts
 from engine.config import EngineConfig
 from engine.model.calibration import calibrate
 from engine.model.load import load_model
 from engine.run.runner import ModelRunner
 from engine.schedule.swap_or_recompute import Policy, Way
 from engine.sequences.group import SequenceGroup
-from engine.sequences.plan import Sampled, StepPlan
 from engine.serve.core import EngineCore
 
 OUTPUT: Final = 3
@@ -57,21 +55,7 @@ class Point:
         return self.auto / min(self.seconds.values())
 
 
-class _Runner:
-    """A model that can be told not to compute; then it says nothing of meaning."""
-
-    def __init__(self, parts: Parts) -> None:
-        self._runner = ModelRunner(parts.model, parts.costs)
-        self.computes = False
-
-    def execute(self, plan: StepPlan) -> Sampled:
-        """See `engine.serve.core.Runner`."""
-        if self.computes:
-            return self._runner.execute(plan)
-        return Sampled([0] * len(plan.samplers), [None] * len(plan.samplers))
-
-
-def _timed(core: EngineCore, runner: _Runner, num_steps: int) -> float:
+def _timed(core: EngineCore, runner: Sparing, num_steps: int) -> float:
     """Seconds of the next `num_steps` steps, of which the last brings a token."""
     stride = -(-num_steps // _MOST_STEPS)
     total = seconds = 0.0
@@ -141,37 +125,25 @@ class Bed:
         """Tokens of a recomputed request that others hold."""
         return core.scheduler.lifecycle.admission(group).num_cached
 
-    def _preempted(self, policy: Policy, length: int, lost: int) -> tuple[EngineCore, _Runner, int]:
+    def _preempted(self, policy: Policy, length: int, lost: int) -> tuple[EngineCore, Sparing, int]:
         """An engine whose only request has just been preempted, its blocks lost to others.
 
         And whether it is to be recomputed. What it held was never computed: the time is the same.
         """
         parts = self.parts
-        runner = _Runner(parts)
+        runner = Sparing(ModelRunner(parts.model, parts.costs))
         core = EngineCore(
             msgspec.structs.replace(parts.config, recovery=policy), parts.info, runner, parts.costs
         )
         prompt = [1 + position % 7 for position in range(length - OUTPUT)]
         if lost < length:
-            core.submit(_request("prefix", prompt[: length - lost], 0))
+            core.submit(request("prefix", prompt[: length - lost], 0, pin="prefix"))
             _next_token(core)
-        core.submit(_request("context", prompt, OUTPUT))
+        core.submit(request("context", prompt, OUTPUT))
         _next_token(core)
         core.scheduler.lifecycle.preempt(core.scheduler.running["context"])
         core.scheduler.pool.forget_all(keep=core.scheduler.pins.references)
         return core, runner, core.stats().recomputed
-
-
-def _request(name: str, prompt: list[int], output: int) -> EngineRequest:
-    key = bytes(KEY_BYTES)
-    return EngineRequest(
-        request_id=name,
-        tenant="bench",
-        prompt=prompt,
-        namespaces=Namespaces(shared_key=key, private_key=key),
-        sampling=SamplingParams(max_tokens=output, temperature=0),
-        pin=None if output else name,
-    )
 
 
 def _next_token(core: EngineCore) -> None:

@@ -24,13 +24,14 @@ from app.prompt.chat_template import ChatTemplate
 from app.prompt.tokenizer import load_tokenizer
 from app.wire.functions import Message
 from app.workers import Workers
-from bench.common.mt_bench import DEFAULT_QUESTIONS, Conversation, conversations
+from bench.common.engines import request, scripted_core
+from bench.common.options import add_model
+from bench.common.traces import DEFAULT_QUESTIONS, Conversation, conversations
 from bench.common.workload import passage
-from bench.engine.scripted import scripted_core
-from bench.registry import BenchError, Result, parameters
-from engine.api import EngineRequest, Namespaces, SamplingParams
+from bench.registry import BenchError, Result
+from engine.api import Namespaces
 from engine.blocks.hashing import derive_key
-from engine.model.weights import DEFAULT_MODEL, resolve_model
+from engine.model.weights import resolve_model
 from engine.sequences.plan import Sampled, StepPlan
 from engine.serve.core import EngineCore
 
@@ -42,7 +43,6 @@ FIGURES: Final = {
     "copied_blocks_per_request": "blocks copied for that, a request",
 }
 _HEADLINE: Final = ("a user each", 16)
-_TENANT: Final = "bench"
 _KEY: Final = derive_key(bytes(32), "bench reuse")
 _MAX_STEPS: Final = 10_000
 _NUM_SLOTS: Final = 1 << 20
@@ -84,7 +84,7 @@ class _ScriptedRunner:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     parser.add_argument("--questions", type=Path, default=DEFAULT_QUESTIONS, help="of MT-bench")
-    parser.add_argument("--model", default=DEFAULT_MODEL, help="whose template and tokens are used")
+    add_model(parser)
     parser.add_argument("--block-sizes", type=int, nargs="+", default=[16, 64, 256])
     parser.add_argument("--answer-tokens", type=int, default=200, help="length of an answer, about")
 
@@ -93,15 +93,8 @@ def run(options: argparse.Namespace) -> Result:
     """Play all conversations for every block size, in one namespace and in one for each user."""
     played = conversations(options.questions)
     tokenizer = load_tokenizer(resolve_model(options.model))
-    table = Table(
-        "namespaces",
-        "block size",
-        "full blocks %",
-        "in-block %",
-        "tokens a request",
-        "copies",
-        title="prompt tokens found in the cache",
-    )
+    columns = ("namespaces", "block size", "full blocks %", "in-block %", "tokens a request")
+    table = Table(*columns, "copies", title="prompt tokens found in the cache")
     figures: dict[str, float] = {}
     for users in ("one for all", "a user each"):
         for block_size in dict.fromkeys([*options.block_sizes, _HEADLINE[1]]):
@@ -117,12 +110,8 @@ def run(options: argparse.Namespace) -> Result:
             )
             if (users, block_size) == _HEADLINE:
                 figures = row
-    reported = parameters(
-        options,
-        questions_found=options.questions.is_file(),
-        conversations=len(played),
-    )
-    return Result(reported, figures, [table])
+    found_file = options.questions.is_file()
+    return Result(figures, [table], {"questions_found": found_file, "conversations": len(played)})
 
 
 async def _play(
@@ -167,14 +156,7 @@ def _ask(
     core: EngineCore, name: str, prompt: list[int], output: int, namespaces: Namespaces
 ) -> None:
     """Have one request answered. Raises `BenchError` if it fails."""
-    request = EngineRequest(
-        request_id=name,
-        tenant=_TENANT,
-        prompt=prompt,
-        namespaces=namespaces,
-        sampling=SamplingParams(max_tokens=output, temperature=0),
-    )
-    deltas = core.submit(request)
+    deltas = core.submit(request(name, prompt, output, namespaces=namespaces))
     for _ in range(_MAX_STEPS):
         if core.is_idle:
             break

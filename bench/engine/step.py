@@ -21,25 +21,23 @@ one, which has as many threads as these have together.
 from __future__ import annotations
 
 import argparse
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final
 
 from rich.table import Table
 
-from bench.common.machine import warn_if_busy
-from bench.registry import BenchError, Result, parameters
-from engine.config import EngineConfig
-from engine.model.weights import DEFAULT_MODEL, resolve_model
-from engine.system.threads import thread_environment
+from bench.common.figures import median_ratio, numbers_table
+from bench.common.options import add_model, engine_config, set_threads
+from bench.registry import BenchError, Result
 
 if TYPE_CHECKING:
     from bench.engine.step_cases import StepBench
     from kernels.kv_format import KvDtype
 
-_Kind = TypeVar("_Kind", bound=str)
+Cases = Mapping[str, Mapping[str, Sequence[float]]]
+"""Seconds of whole steps of each kind, in each case."""
 
 PARTS: Final = {
     "plan": "the scheduler plans",
@@ -75,13 +73,17 @@ SAMPLING: Final[dict[str, dict[str, Any]]] = {
     "penalties": {"frequency_penalty": 0.4, "presence_penalty": 0.2, "repetition_penalty": 1.1},
 }
 """How tokens are chosen, at temperature 1 but for the first."""
+_CASES: Final = {
+    **{f"decode_{batch}": f"decode step, batch {batch}" for batch in BATCHES},
+    "prefill": "step of one prefill chunk",
+}
+_SHARED: Final = {
+    f"shared_{batch}": f"decode step, batch {batch}, one context" for batch in BATCHES[1:]
+}
 FIGURES: Final = (
     {
         f"us_{case}_{part}": f"{what}: {meaning}, us"
-        for case, what in [
-            *((f"decode_{batch}", f"decode step, batch {batch}") for batch in BATCHES),
-            ("prefill", "step of one prefill chunk"),
-        ]
+        for case, what in _CASES.items()
         for part, meaning in PARTS.items()
     }
     | {
@@ -91,41 +93,25 @@ FIGURES: Final = (
         if kind != "greedy"
     }
     | {
-        f"invariant_over_default_{case}": f"{what}, batch-invariant: over the default"
-        for case, what in [
-            *((f"{batch}", f"decode step, batch {batch}") for batch in BATCHES),
-            *(
-                (f"shared_{batch}", f"decode step, batch {batch}, one context")
-                for batch in BATCHES[1:]
-            ),
-            ("prefill", "step of one prefill chunk"),
-        ]
+        f"invariant_over_default_{case.removeprefix('decode_')}": f"{what}, batch-invariant: over "
+        "the default"
+        for case, what in (_CASES | _SHARED).items()
     }
     | {
         f"{kind}_kv_over_auto_{case}": f"{what}, KV cache in {kind}: over one in the weights' type"
-        for case, what in [
-            *((f"decode_{batch}", f"decode step, batch {batch}") for batch in BATCHES),
-            ("prefill", "step of one prefill chunk"),
-        ]
+        for case, what in _CASES.items()
         for kind in KV_DTYPES[1:]
     }
     | {
         f"parallel_over_one_{case}": f"{what}: in several processes over in one"
-        for case, what in [
-            *((f"decode_{batch}", f"decode step, batch {batch}") for batch in BATCHES),
-            ("prefill", "step of one prefill chunk"),
-        ]
+        for case, what in _CASES.items()
     }
 )
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
-    parser.add_argument("--model", default=DEFAULT_MODEL, help="model that is run")
-    parser.add_argument("--device", default="auto", choices=["auto", "cpu", "cuda"])
-    parser.add_argument("--dtype", default="auto", help="type of weights and KV cache")
-    parser.add_argument("--quantize", default="auto", choices=["auto", "none", "int8", "int4"])
-    parser.add_argument("--threads", type=int, help="CPU threads of the model; one a core")
+    add_model(parser, "device", "dtype", "quantize", "threads")
     parser.add_argument(
         "--batches", type=int, nargs="+", help="default: 1 8 32; with --sampling 8 32"
     )
@@ -147,24 +133,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> Result:
     """Measure every case on one model."""
-    foreign = warn_if_busy()
-    # As in the engine's own process; before anything imports torch.
-    os.environ.update(thread_environment(options.threads))
-    from bench.engine.step_cases import StepBench
-    from bench.engine.step_parallel import ParallelBench
+    set_threads(options)
+    from bench.engine.step_cases import ParallelBench, StepBench
 
-    config = EngineConfig(
-        model_path=str(resolve_model(options.model)),
-        device=options.device,
-        dtype=options.dtype,
-        quantize=options.quantize,
-        threads=options.threads,
-    )
+    config = engine_config(options)
     bench: StepBench | ParallelBench
     if options.tensor_parallel > 1:
         with ParallelBench(config, options.tensor_parallel, options.steps) as bench:
             batches = options.batches or BATCHES
-            figures, table = bench.compared(batches, options.context, options.chunk)
+            cases = bench.compared(batches, options.context, options.chunk)
+            figures, table = _compared("parallel_over_one", "processes", cases)
     else:
         with StepBench(config, options.steps, PARTS) as bench:
             if options.sampling:
@@ -175,14 +153,9 @@ def run(options: argparse.Namespace) -> Result:
                 figures, table = _invariant(bench, options)
             else:
                 figures, table = _parts(bench, options)
-    reported = parameters(
-        options,
-        foreign_load_percent=foreign,
-        compute_dtype=bench.info.dtype,
-        compute_device=bench.info.device,
-        fused=bench.is_fused,
-    )
-    return Result(reported, figures, [table])
+    info = bench.info
+    found = {"compute_dtype": info.dtype, "compute_device": info.device, "fused": bench.is_fused}
+    return Result(figures, [table], found)
 
 
 def _parts(bench: StepBench, options: argparse.Namespace) -> tuple[dict[str, float], Table]:
@@ -213,83 +186,56 @@ def _sampling(
 ) -> tuple[dict[str, float], Table]:
     from engine.api import SamplingParams
 
-    kinds = {
-        kind: SamplingParams(max_tokens=1, **options_of_kind)
-        for kind, options_of_kind in SAMPLING.items()
+    kinds = {kind: SamplingParams(max_tokens=1, **asked) for kind, asked in SAMPLING.items()}
+    cases = {
+        str(batch): bench.sampled(_prompts(batch, options.context, model), kinds)
+        for batch in options.batches or SAMPLING_BATCHES
     }
-    batches = options.batches or SAMPLING_BATCHES
-    table = Table(title="a whole decode step, us (and over greedy)")
-    table.add_column("tokens are chosen by")
-    taken = {
-        batch: bench.sampled(_prompts(batch, options.context, model), kinds) for batch in batches
-    }
-    for batch in batches:
-        table.add_column(f"batch {batch}", justify="right")
-    figures = {}
-    for kind in kinds:
-        cells = []
-        for batch, seconds in taken.items():
-            pairs = zip(seconds[kind], seconds["greedy"], strict=True)
-            ratio = median(one / greedy for one, greedy in pairs)
-            cells.append(f"{1e6 * median(seconds[kind]):,.0f} ({ratio:.3f})")
-            if kind != "greedy":
-                figures[f"{kind}_over_greedy_{batch}"] = ratio
-        asked = ", ".join(f"{name} {value:g}" for name, value in SAMPLING[kind].items())
-        table.add_row(asked or "temperature 1", *cells)
-    return figures, table
+    return _compared("{}_over_greedy", "tokens are chosen by", cases)
 
 
 def _kv(bench: StepBench, options: argparse.Namespace) -> tuple[dict[str, float], Table]:
+    models = bench.over_caches(KV_DTYPES)
     cases = {
-        f"decode_{batch}": bench.decode_by_cache(batch, options.context, KV_DTYPES)
+        f"decode_{batch}": bench.decode_in_turns(models, batch, options.context)
         for batch in options.batches or BATCHES
     }
-    cases["prefill"] = bench.prefill_by_cache(options.chunk, options.context, KV_DTYPES)
-    table = Table("KV cache", *cases, title="a whole step, us (and over that of the weights' type)")
-    ratios = _compare(table, KV_DTYPES, cases)
-    return {f"{kind}_kv_over_auto_{case}": ratio for (kind, case), ratio in ratios.items()}, table
+    cases["prefill"] = bench.prefill_in_turns(models, options.chunk, options.context)
+    return _compared("{}_kv_over_auto", "KV cache", cases)
 
 
 def _invariant(bench: StepBench, options: argparse.Namespace) -> tuple[dict[str, float], Table]:
     if bench.info.device != "cpu":
         raise BenchError("--invariant: on a GPU the two modes have products of their own")
-    batches = options.batches or BATCHES
+    models = bench.in_modes()
     cases = {
-        str(batch): bench.decode_by_mode(batch, options.context, shared=False) for batch in batches
+        f"{prefix}{batch}": bench.decode_in_turns(models, batch, options.context, shared=shared)
+        for prefix, shared in (("", False), ("shared_", True))
+        for batch in options.batches or BATCHES
+        if batch > 1 or not shared
     }
-    cases |= {
-        f"shared_{batch}": bench.decode_by_mode(batch, options.context, shared=True)
-        for batch in batches
-        if batch > 1
-    }
-    cases["prefill"] = bench.prefill_by_mode(options.chunk, options.context)
-    table = Table("mode", *cases, title="a whole step, us (and over that of the default)")
-    ratios = _compare(table, ("default", "invariant"), cases)
-    return {f"{kind}_over_default_{case}": ratio for (kind, case), ratio in ratios.items()}, table
+    cases["prefill"] = bench.prefill_in_turns(models, options.chunk, options.context)
+    return _compared("{}_over_default", "mode", cases)
 
 
-def _compare(
-    table: Table, kinds: Sequence[_Kind], cases: Mapping[str, Mapping[_Kind, Sequence[float]]]
-) -> dict[tuple[_Kind, str], float]:
-    """Fill `table` with what steps of each kind take; the ratios to those of the first kind."""
-    ratios = {}
-    for kind in kinds:
+def _compared(figure: str, head: str, cases: Cases) -> tuple[dict[str, float], Table]:
+    """What steps of each kind take, and the ratios to those of the first kind."""
+    table = numbers_table("a whole step, us (and over that of the first row)", head, *cases)
+    figures = {}
+    first, *others = next(iter(cases.values()))
+    for kind in (first, *others):
         cells = []
         for case, seconds in cases.items():
-            pairs = zip(seconds[kind], seconds[kinds[0]], strict=True)
-            ratio = median(one / plain for one, plain in pairs)
+            ratio = median_ratio(seconds[kind], seconds[first])
             cells.append(f"{1e6 * median(seconds[kind]):,.0f} ({ratio:.3f})")
-            if kind != kinds[0]:
-                ratios[kind, case] = ratio
+            if kind != first:
+                figures[f"{figure.format(kind)}_{case}"] = ratio
         table.add_row(kind, *cells)
-    return ratios
+    return figures, table
 
 
 def _table(cases: dict[str, dict[str, float]]) -> Table:
-    table = Table(title="a step's time, us (and percent of it)")
-    table.add_column("part")
-    for case in cases:
-        table.add_column(case, justify="right")
+    table = numbers_table("a step's time, us (and percent of it)", "part", *cases)
     for part in PARTS:
         if any(seconds[part] for seconds in cases.values()):
             row = (

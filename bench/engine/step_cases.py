@@ -6,6 +6,7 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from functools import partial
 from statistics import fmean
 from time import perf_counter
 from typing import Any, Final, TypeVar
@@ -14,13 +15,14 @@ import msgspec
 import torch
 import zmq
 
+from bench.common.engines import Sparing, request
 from bench.common.stopwatch import PartTimes, replaced
 from bench.registry import BenchError
-from engine.api import EngineRequest, Namespaces, SamplingParams
+from engine.api import SamplingParams
 from engine.assembly.parts import load_parts
 from engine.batch.batch import BatchBuilder
-from engine.blocks.hashing import KEY_BYTES
 from engine.config import EngineConfig
+from engine.model.kernel_paths import choose_kernel_paths, use_choice
 from engine.model.layers import eager as eager
 from engine.model.layers import fused as fused
 from engine.model.layers.eager import EagerDecoder
@@ -30,14 +32,14 @@ from engine.run import runner as engine_runner
 from engine.run.runner import ModelRunner
 from engine.run.sampler import Draws
 from engine.schedule.scheduler import Scheduler
-from engine.sequences.plan import Sampled, StepPlan
 from engine.sequences.sequence import Sequence
 from engine.serve import loop as engine_loop
 from engine.serve.core import EngineCore
+from engine.system.threads import threads_of_rank
 from kernels.kv_format import KvDtype
 
 Step = TypeVar("Step")
-_Kind = TypeVar("_Kind", bound=str)
+Models = Mapping[str, PagedModel]
 
 WARM_UP_STEPS: Final = 2
 _PROMPT_BUDGET: Final = 512
@@ -61,20 +63,6 @@ _CALLS: Final = (
     (eager, "attend", "attention"),
 )
 """Owner and name of what is replaced, and the part that it is."""
-
-
-class _Runner:
-    """A model that can be told not to compute; then it says nothing of meaning."""
-
-    def __init__(self, runner: ModelRunner) -> None:
-        self._runner = runner
-        self.computes = False
-
-    def execute(self, plan: StepPlan) -> Sampled:
-        """See `engine.run.steps.Runner`."""
-        if self.computes:
-            return self._runner.execute(plan)
-        return Sampled([0] * len(plan.samplers), [None] * len(plan.samplers))
 
 
 class StepBench:
@@ -109,37 +97,23 @@ class StepBench:
         """Seconds of each part of steps in which `batch` sequences behind `context` decode."""
         return self._measured(*self._decoding(self._model, batch, context))
 
-    def decode_by_cache(
-        self, batch: int, context: int, kinds: Iterable[KvDtype]
-    ) -> dict[KvDtype, list[float]]:
-        """Seconds of whole decode steps behind `context`, by the type of the KV cache, in turns."""
-        return self._in_turns(
-            {kind: self._decoding(self._over(kind), batch, context) for kind in kinds}
-        )
-
-    def prefill_by_cache(
-        self, chunk: int, context: int, kinds: Iterable[KvDtype]
-    ) -> dict[KvDtype, list[float]]:
-        """Seconds of whole steps of `chunk` tokens of a prompt, the first behind `context`."""
-        return self._in_turns(
-            {kind: self._prefilling(self._over(kind), chunk, context) for kind in kinds}
-        )
-
-    def decode_by_mode(self, batch: int, context: int, *, shared: bool) -> dict[str, list[float]]:
-        """Seconds of whole decode steps behind a context that is `shared`, or each sequence's own:
-        as by default, and batch-invariant, in turns.
+    def decode_in_turns(
+        self, models: Models, batch: int, context: int, *, shared: bool = False
+    ) -> dict[str, list[float]]:
+        """Seconds of whole decode steps behind a context that is `shared`, or each sequence's own,
+        of each model in turns.
         """
         return self._in_turns(
             {
-                mode: self._decoding(model, batch, context, shared=shared)
-                for mode, model in self._modes().items()
+                kind: self._decoding(model, batch, context, shared=shared)
+                for kind, model in models.items()
             }
         )
 
-    def prefill_by_mode(self, chunk: int, context: int) -> dict[str, list[float]]:
+    def prefill_in_turns(self, models: Models, chunk: int, context: int) -> dict[str, list[float]]:
         """The same for steps of `chunk` tokens of a prompt, the first behind `context`."""
         return self._in_turns(
-            {mode: self._prefilling(model, chunk, context) for mode, model in self._modes().items()}
+            {kind: self._prefilling(model, chunk, context) for kind, model in models.items()}
         )
 
     def core_that_decodes(self, batch: int, context: int) -> EngineCore:
@@ -150,26 +124,29 @@ class StepBench:
         """An engine whose next steps take `chunk` tokens of a prompt, first behind `context`."""
         return _computing(self._prefilling(self._model, chunk, context))
 
-    def _modes(self) -> dict[str, PagedModel]:
-        """The same products: on a CPU they are invariant in both modes."""
+    def over_caches(self, kinds: Iterable[KvDtype]) -> Models:
+        """The model's weights over a KV cache of each type."""
+        size = self._config.block_size
+        return {kind: PagedModel(self._model.weights, size, kind) for kind in kinds}
+
+    def in_modes(self) -> Models:
+        """The default and the batch-invariant one, over the same products: on a CPU they are
+        invariant in both.
+        """
+        given = self._model.weights, self._config.block_size, self._config.kv_dtype
         return {
-            mode: PagedModel(
-                self._model.weights,
-                self._config.block_size,
-                self._config.kv_dtype,
-                batch_invariant=mode == "invariant",
-            )
-            for mode in ("default", "invariant")
+            "default": PagedModel(*given),
+            "invariant": PagedModel(*given, batch_invariant=True),
         }
 
     def _prefilling(
         self, model: PagedModel, chunk: int, context: int
-    ) -> tuple[EngineCore, _Runner]:
+    ) -> tuple[EngineCore, Sparing]:
         """An engine that is about to compute chunks behind `context`, and its runner."""
         before = context // chunk
         length = (before + self.num_turns) * chunk + 1
         core, runner = self._core(model, 1, length + 1, chunk)
-        core.submit(_request("prompt", _prompt(length), 1))
+        core.submit(request("prompt", _prompt(length), 1))
         for _ in range(before):
             core.step()
         return core, runner
@@ -180,22 +157,18 @@ class StepBench:
         return self._num_steps + WARM_UP_STEPS
 
     def _in_turns(
-        self, engines: Mapping[_Kind, tuple[EngineCore, _Runner]]
-    ) -> dict[_Kind, list[float]]:
-        taken: dict[_Kind, list[float]] = {kind: [] for kind in engines}
+        self, engines: Mapping[str, tuple[EngineCore, Sparing]]
+    ) -> dict[str, list[float]]:
+        taken: dict[str, list[float]] = {kind: [] for kind in engines}
         for _ in range(self.num_turns):
             for kind, (core, runner) in engines.items():
                 runner.computes = True
                 taken[kind].append(self.plain_step(core))
         return {kind: seconds[WARM_UP_STEPS:] for kind, seconds in taken.items()}
 
-    def _over(self, kind: KvDtype) -> PagedModel:
-        """The model's weights over a KV cache of that type."""
-        return PagedModel(self._model.weights, self._config.block_size, kind)
-
     def _decoding(
         self, model: PagedModel, batch: int, context: int, *, shared: bool = False
-    ) -> tuple[EngineCore, _Runner]:
+    ) -> tuple[EngineCore, Sparing]:
         """An engine in which `batch` sequences are about to decode, and its runner; behind the same
         blocks if the context is `shared`.
         """
@@ -204,7 +177,7 @@ class StepBench:
             model, batch, context + output, batch * context, prefix_cache=shared
         )
         for number in range(batch):
-            core.submit(_request(str(number), _prompt(context), output))
+            core.submit(request(str(number), _prompt(context), output))
             if shared and not number:
                 core.step()  # the others find it
         core.step()
@@ -225,7 +198,7 @@ class StepBench:
         core, runner = self._core(self._model, batch, context + output, max(batch, _PROMPT_BUDGET))
         runner.computes = True
         for number, prompt in enumerate(prompts):
-            core.submit(_request(str(number), prompt, output))
+            core.submit(request(str(number), prompt, output))
         sequences = self._sequences_that_decode(core, batch)
         taken: dict[str, list[float]] = {kind: [] for kind in kinds}
         for _ in range(rounds):
@@ -262,12 +235,12 @@ class StepBench:
         if length < (2 * WARM_UP_STEPS + 2) * chunk:
             raise BenchError("--chunk: contexts of this model have room for too few of these")
         core, runner = self._core(self._model, 1, length + 1, chunk)
-        core.submit(_request("prompt", _prompt(length), 1))
+        core.submit(request("prompt", _prompt(length), 1))
         return self._measured(core, runner, (length - 1) // chunk)
 
     def _core(
         self, model: PagedModel, batch: int, tokens: int, budget: int, *, prefix_cache: bool = False
-    ) -> tuple[EngineCore, _Runner]:
+    ) -> tuple[EngineCore, Sparing]:
         """An engine with memory for `batch` sequences of `tokens`, touched as in use."""
         if tokens > self.info.max_context_tokens:
             raise BenchError(f"contexts of this model end at {self.info.max_context_tokens}")
@@ -284,11 +257,11 @@ class StepBench:
             prefix_cache=prefix_cache,
         )
         info = msgspec.structs.replace(self.info, num_blocks=num_blocks, num_host_blocks=0)
-        runner = _Runner(ModelRunner(model))
+        runner = Sparing(ModelRunner(model))
         return EngineCore(config, info, runner), runner
 
     def _measured(
-        self, core: EngineCore, runner: _Runner, most_steps: int | None = None
+        self, core: EngineCore, runner: Sparing, most_steps: int | None = None
     ) -> dict[str, float]:
         runner.computes = True
         plain: list[float] = []
@@ -342,7 +315,7 @@ class StepBench:
             torch.cuda.synchronize(self._model.device)
 
 
-def _computing(engine: tuple[EngineCore, _Runner]) -> EngineCore:
+def _computing(engine: tuple[EngineCore, Sparing]) -> EngineCore:
     core, runner = engine
     runner.computes = True
     return core
@@ -359,12 +332,54 @@ def _prompt(length: int) -> list[int]:
     return [1 + position % 7 for position in range(length)]
 
 
-def _request(name: str, prompt: list[int], output: int) -> EngineRequest:
-    key = bytes(KEY_BYTES)
-    return EngineRequest(
-        request_id=name,
-        tenant="bench",
-        prompt=prompt,
-        namespaces=Namespaces(shared_key=key, private_key=key),
-        sampling=SamplingParams(max_tokens=output, temperature=0),
-    )
+class ParallelBench:
+    """A model in `ranks` processes, and in this one with as many threads as they have together."""
+
+    def __init__(self, config: EngineConfig, ranks: int, num_steps: int) -> None:
+        """Measured are `num_steps` steps of either."""
+        share = threads_of_rank(config.threads, ranks)
+        assert share is not None
+        configs = [
+            msgspec.structs.replace(config, tensor_parallel=count, threads=share * ranks)
+            for count in (1, ranks)
+        ]
+        self._benches = [StepBench(one, num_steps, ()) for one in configs]
+        self._choices = [
+            choose_kernel_paths(msgspec.structs.replace(config, threads=threads))
+            for threads in (share * ranks, share)
+        ]
+        self.info = self._benches[0].info
+        self.is_fused = self._benches[0].is_fused
+        self._stack = ExitStack()
+
+    def __enter__(self) -> ParallelBench:
+        for bench in self._benches:
+            self._stack.enter_context(bench)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._stack.close()
+
+    def compared(
+        self, batches: Iterable[int], context: int, chunk: int
+    ) -> dict[str, dict[str, list[float]]]:
+        """Seconds of whole steps behind `context`, in turns, by case and then where."""
+        cases: dict[str, Callable[[StepBench], EngineCore]] = {
+            f"decode_{batch}": partial(StepBench.core_that_decodes, batch=batch, context=context)
+            for batch in batches
+        }
+        cases["prefill"] = partial(StepBench.core_that_prefills, chunk=chunk, context=context)
+        return {case: self._in_turns(begin) for case, begin in cases.items()}
+
+    def _in_turns(self, begin: Callable[[StepBench], EngineCore]) -> dict[str, list[float]]:
+        cores = []
+        for bench, choice in zip(self._benches, self._choices, strict=True):
+            use_choice(choice)
+            cores.append(begin(bench))
+        taken: dict[str, list[float]] = {"one": [], "parallel": []}
+        for _ in range(self._benches[0].num_turns):
+            turn = zip(taken.values(), self._benches, self._choices, cores, strict=True)
+            for seconds, bench, choice, core in turn:
+                use_choice(choice)
+                seconds.append(bench.plain_step(core))
+        return {where: seconds[WARM_UP_STEPS:] for where, seconds in taken.items()}

@@ -19,15 +19,14 @@ from typing import Final, get_args
 
 from rich.table import Table
 
-from bench.common.machine import warn_if_busy
-from bench.engine.conversations import (
-    DEFAULT_TRACE,
+from bench.common.traces import (
+    MOONCAKE_TRACE,
     TOKENS_PER_ID,
     Conversations,
     Prompt,
     load_conversations,
 )
-from bench.registry import BenchError, Result, parameters
+from bench.registry import BenchError, Result
 from engine.blocks.eviction_policy import Eviction
 from engine.blocks.pool import BlockPool
 from engine.config import EngineConfig
@@ -67,7 +66,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--trace",
         type=Path,
-        default=DEFAULT_TRACE,
+        default=MOONCAKE_TRACE,
         help="prompts in Mooncake's format; where there is no such file, synthetic ones",
     )
     parser.add_argument("--block-size", type=int, default=128, help="tokens of a block")
@@ -78,7 +77,6 @@ def run(options: argparse.Namespace) -> Result:
     """Replay every capacity, all policies in turn at each prompt."""
     if options.block_size < 1 or TOKENS_PER_ID % options.block_size:
         raise BenchError(f"--block-size: must divide {TOKENS_PER_ID}, the tokens of an id")
-    foreign = warn_if_busy()
     found = load_conversations(options.trace, options.seed)
     blocks_per_id = TOKENS_PER_ID // options.block_size
     replays = {
@@ -94,15 +92,13 @@ def run(options: argparse.Namespace) -> Result:
         for capacity in (*CAPACITIES, found.num_ids)
     }
     figures = _figures(replays, optimal, unbounded=optimal[found.num_ids])
-    reported = parameters(
-        options,
-        source=found.source,
-        requests=len(found.prompts),
-        ids=found.num_ids,
-        policy=_DEFAULT,
-        foreign_load_percent=foreign,
-    )
-    return Result(reported, figures, [_table(figures, found)])
+    reported = {
+        "source": found.source,
+        "requests": len(found.prompts),
+        "ids": found.num_ids,
+        "policy": _DEFAULT,
+    }
+    return Result(figures, [_table(figures, found)], reported)
 
 
 @dataclass

@@ -1,24 +1,37 @@
-"""The engine of `bench.formats.structured`, timed from outside."""
+"""What `bench structured` times: an engine from outside, and libraries alone on its outputs.
+
+The libraries follow what the engine has written, a schema after the other, in one thread: a token
+is taken and the mask behind it found. xgrammar is no dependency: where it is absent, its figures
+are.
+"""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib import import_module
+from pathlib import Path
 from statistics import median
 from time import perf_counter
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
+from transformers import AutoTokenizer
 
+from bench.common import engines
+from bench.common.figures import InTurns
 from bench.common.stopwatch import replaced
-from bench.formats.schemas import NUM_KINDS, Found, grammar_of
-from engine.api import EngineRequest, Namespaces, SamplingParams
+from bench.formats.schemas import NUM_KINDS, grammar_of, schema_of
+from engine.api import EngineRequest, SamplingParams
 from engine.assembly.assemble import make_core
 from engine.assembly.parts import load_parts
-from engine.blocks.hashing import KEY_BYTES
 from engine.config import EngineConfig
 from engine.constraint.follower import Follower
+from engine.grammar.compiled import CompiledGrammar
 from engine.grammar.grammars import Grammars
+from engine.grammar.vocabulary import Vocabulary
 
 _PROMPT_TOKENS: Final = 64
 
@@ -55,16 +68,16 @@ class StructuredBench:
         """Of all rows that were held."""
         return 1e6 * float(np.percentile(self._mask_seconds, percentile))
 
-    def measure(self, batches: Sequence[int], rounds: int) -> dict[int, Found]:
+    def measure(self, batches: Sequence[int], rounds: int) -> dict[int, InTurns]:
         """The rates of batches of each size, free and held in turns."""
-        found = {batch: Found() for batch in batches}
+        found = {batch: InTurns() for batch in batches}
         for batch in batches:  # once for whatever is done once, and for what is remembered
             self._rate(batch, held=True)
         self._mask_seconds.clear()
         for turn in range(rounds):
             for batch, one in found.items():
                 for held in (turn % 2 == 0, turn % 2 == 1):
-                    rates = one.held_rates if held else one.free_rates
+                    rates = one.rates if held else one.plain_rates
                     rates.append(self._rate(batch, held=held))
             self._time_first()
         return found
@@ -125,17 +138,97 @@ class StructuredBench:
     def _request(self, number: int, *, held: bool) -> EngineRequest:
         """With schemas in turns; what is held cannot end before its tokens are written."""
         size, ends = self._info.vocab_size, self._info.eos_token_ids
-        key = b"structured".ljust(KEY_BYTES, b".")
-        return EngineRequest(
-            request_id=next(self._names),
-            tenant="bench",
-            prompt=[(7919 * (number + 1) + 31 * i) % size for i in range(_PROMPT_TOKENS)],
-            namespaces=Namespaces(shared_key=key, private_key=key),
-            sampling=SamplingParams(
-                max_tokens=self.num_tokens,
-                temperature=1.0,
-                seed=number,
-                stop_token_ids=ends if held else (),
-            ),
+        prompt = [(7919 * (number + 1) + 31 * i) % size for i in range(_PROMPT_TOKENS)]
+        stop = ends if held else ()
+        return engines.request(
+            next(self._names),
+            prompt,
+            sampling=SamplingParams(max_tokens=self.num_tokens, seed=number, stop_token_ids=stop),
             grammar=grammar_of(number, self.num_tokens) if held else None,
         )
+
+
+Outputs = Mapping[int, list[int]]
+"""By the schema's number, the tokens that were written to it."""
+Step = Callable[[int | None], bool]
+"""Takes a token, or none at the beginning, and finds what may come next; false if it refuses it."""
+Begin = Callable[[int], Step]
+"""A way along the output to the schema of that number."""
+
+
+@dataclass
+class Walked:
+    """What a library took on its way."""
+
+    first_seconds: list[float] = field(default_factory=list)
+    """From a schema to the first mask."""
+    mask_seconds: list[float] = field(default_factory=list)
+    num_refused: int = 0
+    """Outputs that it did not let pass to their ends."""
+
+    def mask_us(self, percentile: float) -> float:
+        """Of all masks but the first ones."""
+        return 1e6 * float(np.percentile(self.mask_seconds, percentile))
+
+    @property
+    def first_ms(self) -> float:
+        """The median."""
+        return 1e3 * float(np.median(self.first_seconds))
+
+
+def walk(begin: Begin, outputs: Outputs) -> Walked:
+    """Follow each output with what `begin` makes of its schema."""
+    found = Walked()
+    for number, tokens in outputs.items():
+        start = perf_counter()
+        step = begin(number)
+        step(None)
+        found.first_seconds.append(perf_counter() - start)
+        for token in tokens:
+            start = perf_counter()
+            goes_on = step(token)
+            found.mask_seconds.append(perf_counter() - start)
+            if not goes_on:
+                found.num_refused += 1
+                break
+    return found
+
+
+def ours(vocabulary: Vocabulary, num_records: int) -> Begin:
+    """By llguidance, as the engine uses it."""
+
+    def begin(number: int) -> Step:
+        matcher = CompiledGrammar(grammar_of(number, num_records), vocabulary).matcher()
+        words = vocabulary.new_words(1)
+
+        def step(token: int | None) -> bool:
+            goes_on = token is None or matcher.consume_token(token)
+            matcher.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
+            return goes_on
+
+        return step
+
+    return begin
+
+
+def xgrammars(folder: Path, vocab_size: int, num_records: int) -> Begin:
+    """By xgrammar, with blanks where they may be as with us. Raises `ImportError` without it."""
+    xgrammar: Any = import_module("xgrammar")
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    info = xgrammar.TokenizerInfo.from_huggingface(tokenizer, vocab_size=vocab_size)
+
+    def begin(number: int) -> Step:
+        compiler: Any = xgrammar.GrammarCompiler(info, max_threads=1, cache_enabled=False)
+        schema = json.dumps(schema_of(number, num_records))
+        matcher: Any = xgrammar.GrammarMatcher(compiler.compile_json_schema(schema))
+        bits = xgrammar.allocate_token_bitmask(1, vocab_size)
+
+        def step(token: int | None) -> bool:
+            goes_on = token is None or matcher.accept_token(token)
+            if goes_on:
+                matcher.fill_next_token_bitmask(bits)
+            return bool(goes_on)
+
+        return step
+
+    return begin

@@ -6,16 +6,16 @@ import argparse
 import asyncio
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
 from functools import partial
-from statistics import median
 
 from rich.table import Table
 
 from bench.common.drivers import Ask, HttpDriver
+from bench.common.figures import InTurns, median_ratio, numbers_table
+from bench.common.options import service_flags
 from bench.common.service import running_service, served_model
 from bench.common.workload import question
-from bench.formats.schemas import Found, schema_of
+from bench.formats.schemas import schema_of
 from bench.peers.peer import Peer, read_peers, running_peer
 from bench.registry import BenchError
 from bench.service.loads.rounds import Target, send_round, summary
@@ -25,12 +25,7 @@ _TIMEOUT_SECONDS = 300.0
 _WARM_TOKENS = 8
 
 
-@dataclass(frozen=True)
-class _Server:
-    """How one of those compared is started, and what it did in each round."""
-
-    start: Callable[[], AbstractContextManager[Target]]
-    found: Found
+_Start = Callable[[], AbstractContextManager[Target]]
 
 
 def compare(options: argparse.Namespace) -> tuple[dict[str, float], list[Table]]:
@@ -38,36 +33,31 @@ def compare(options: argparse.Namespace) -> tuple[dict[str, float], list[Table]]
 
     Raises `BenchError` for a server that does not start, or answers nothing.
     """
-    servers = {_OURS: _Server(partial(_ours, options), Found())}
-    for peer in read_peers(options.peers):
-        servers[peer.name] = _Server(partial(_peer, peer), Found())
+    servers: dict[str, _Start] = {_OURS: partial(_ours, options)}
+    servers |= {peer.name: partial(_peer, peer) for peer in read_peers(options.peers)}
+    found = {name: InTurns() for name in servers}
     for turn in range(options.peer_rounds):
-        for name, server in servers.items():
+        for name, start in servers.items():
             try:
-                with server.start() as target:
-                    asyncio.run(_measure(server.found, target, options, turn))
+                with start() as target:
+                    asyncio.run(_measure(found[name], target, options, turn))
             except BenchError as error:
                 raise BenchError(f"{name}: {error}") from error
     figures: dict[str, float] = {}
-    table = Table(title="over HTTP: tokens a second, free and held to schemas; medians of rounds")
-    for column in ("server", "free", "held", "held / free"):
-        table.add_column(column, justify="left" if column == "server" else "right")
-    ours = servers[_OURS].found
-    for name, server in servers.items():
-        one = server.found
-        table.add_row(name, f"{one.free:,.0f}", f"{one.held:,.0f}", f"{one.ratio:.3f}")
-        figures[f"held_tokens_per_s_{name}"] = one.held
+    title = "over HTTP: tokens a second, free and held to schemas; medians of rounds"
+    table = numbers_table(title, "server", "free", "held", "held / free")
+    for name, one in found.items():
+        table.add_row(name, f"{one.plain:,.0f}", f"{one.rate:,.0f}", f"{one.ratio:.3f}")
+        figures[f"held_tokens_per_s_{name}"] = one.rate
         figures[f"held_over_free_{name}"] = one.ratio
-        if one is not ours:
-            pairs = zip(ours.held_rates, one.held_rates, strict=True)
-            figures[f"{name}_tokens_per_s_ratio"] = median(own / other for own, other in pairs)
+        if name != _OURS:
+            figures[f"{name}_tokens_per_s_ratio"] = median_ratio(found[_OURS].rates, one.rates)
     return figures, [table]
 
 
 @contextmanager
 def _ours(options: argparse.Namespace) -> Iterator[Target]:
-    flags = ["--model", options.model, "--dtype", options.dtype, "--quantize", options.quantize]
-    with running_service(flags) as service:
+    with running_service(service_flags(options)) as service:
         key = service.create_tenant("structured")
         yield _target(HttpDriver(service.url, served_model(service.url, key)), key)
 
@@ -86,13 +76,13 @@ def _target(driver: HttpDriver, api_key: str) -> Target:
     return Target(driver, [(api_key, "")], _TIMEOUT_SECONDS, shorter=True)
 
 
-async def _measure(found: Found, target: Target, options: argparse.Namespace, turn: int) -> None:
+async def _measure(found: InTurns, target: Target, options: argparse.Namespace, turn: int) -> None:
     """One round; what a schema costs once is paid before."""
     try:
         for held in (True, False):
             await _rate(target, options, f"warm-up {turn}", _WARM_TOKENS, held=held)
         for held in (turn % 2 == 0, turn % 2 == 1):
-            rates = found.held_rates if held else found.free_rates
+            rates = found.rates if held else found.plain_rates
             rates.append(await _rate(target, options, f"{turn}", options.tokens, held=held))
     finally:
         await target.driver.close()

@@ -1,10 +1,8 @@
-"""The schemas of `bench.formats.structured`, and rates with them and without."""
+"""The schemas of `bench.formats.structured`."""
 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
-from statistics import median
 from typing import Any, Final
 
 from engine.api import Grammar
@@ -39,27 +37,3 @@ def schema_of(number: int, num_records: int) -> dict[str, Any]:
 def grammar_of(number: int, num_records: int) -> Grammar:
     """What holds an answer to that."""
     return Grammar(kind="json_schema", source=json.dumps(schema_of(number, num_records)))
-
-
-@dataclass
-class Found:
-    """A batch's tokens a second in each round, free and held."""
-
-    free_rates: list[float] = field(default_factory=list)
-    held_rates: list[float] = field(default_factory=list)
-
-    @property
-    def free(self) -> float:
-        """The median without schemas."""
-        return median(self.free_rates)
-
-    @property
-    def held(self) -> float:
-        """The same with them."""
-        return median(self.held_rates)
-
-    @property
-    def ratio(self) -> float:
-        """The median of the rounds' ratios."""
-        pairs = zip(self.held_rates, self.free_rates, strict=True)
-        return median(held / free for held, free in pairs)

@@ -13,20 +13,18 @@ grammars that are meant to harm are sent, eight at once.
 from __future__ import annotations
 
 import argparse
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from rich.table import Table
 
-from bench.common.machine import warn_if_busy
+from bench.common.figures import numbers_table
+from bench.common.options import add_model, engine_config, set_threads
 from bench.formats.hostile import attack
 from bench.formats.peers import compare
-from bench.registry import Result, parameters
-from engine.config import EngineConfig
-from engine.model.weights import DEFAULT_MODEL, resolve_model
-from engine.system.threads import thread_environment
+from bench.registry import Result
+from engine.model.weights import resolve_model
 
 if TYPE_CHECKING:  # it imports torch, which is to come after its environment
     from bench.formats.cases import StructuredBench
@@ -60,11 +58,7 @@ FIGURES: Final = _OF_ENGINE | _OF_LIBRARIES | _OF_PEERS | _OF_HOSTILE
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
-    parser.add_argument("--model", default=DEFAULT_MODEL, help="model that is run")
-    parser.add_argument("--device", default="auto", choices=["auto", "cpu", "cuda"])
-    parser.add_argument("--dtype", default="auto", help="type of weights and KV cache")
-    parser.add_argument("--quantize", default="auto", choices=["auto", "none", "int8", "int4"])
-    parser.add_argument("--threads", type=int, help="CPU threads of the model; one a core")
+    add_model(parser, "device", "dtype", "quantize", "threads")
     parser.add_argument("--speculation", default="lookup", choices=["off", "lookup"])
     parser.add_argument("--batches", type=int, nargs="+", default=[8, 1, 32], help="sequences")
     parser.add_argument("--tokens", type=int, default=96, help="that each sequence writes")
@@ -78,43 +72,29 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> Result:
     """Measure batches with and without schemas, in turns."""
-    foreign = warn_if_busy()
     of_servers, by_servers = compare(options) if options.peers is not None else ({}, [])
     of_hostile, by_hostile = attack(options) if options.hostile else ({}, [])
-    # As in the engine's own process; before anything imports torch.
-    os.environ.update(thread_environment(options.threads))
+    set_threads(options)
     from bench.formats.cases import StructuredBench
 
-    bench = StructuredBench(
-        EngineConfig(
-            model_path=str(resolve_model(options.model)),
-            device=options.device,
-            dtype=options.dtype,
-            quantize=options.quantize,
-            threads=options.threads,
-            speculation=options.speculation,
-            prefix_cache=False,  # nor may drafts be what an earlier round has said
-        ),
-        options.tokens,
-    )
+    # Nor may drafts be what an earlier round has said.
+    config = engine_config(options, speculation=options.speculation, prefix_cache=False)
+    bench = StructuredBench(config, options.tokens)
     figures, tables = _of_engine(bench, options)
     alone, table = _of_libraries(bench, resolve_model(options.model))
     figures |= alone | of_servers | of_hostile
     tables += [table, *by_servers, *by_hostile]
-    reported = parameters(options, foreign_load_percent=foreign, compute_dtype=bench.dtype)
-    return Result(reported, figures, tables)
+    return Result(figures, tables, {"compute_dtype": bench.dtype})
 
 
 def _of_engine(
     bench: StructuredBench, options: argparse.Namespace
 ) -> tuple[dict[str, float], list[Table]]:
     found = bench.measure(options.batches, options.rounds)
-    rates = _table(
-        "tokens a second, free and held to schemas; medians of rounds",
-        ("batch", "free", "held", "held / free"),
-    )
+    title = "tokens a second, free and held to schemas; medians of rounds"
+    rates = numbers_table(title, "batch", "free", "held", "held / free")
     for batch, one in found.items():
-        rates.add_row(str(batch), f"{one.free:,.0f}", f"{one.held:,.0f}", f"{one.ratio:.3f}")
+        rates.add_row(str(batch), f"{one.plain:,.0f}", f"{one.rate:,.0f}", f"{one.ratio:.3f}")
     figures = {
         "mask_us_p50": bench.mask_us(50),
         "mask_us_p99": bench.mask_us(99),
@@ -122,20 +102,18 @@ def _of_engine(
         "tokens_per_s_ratio": found[options.batches[0]].ratio,
         "forced_ratio": bench.forced_ratio(options.rounds),
     }
-    costs = _table(
-        "what a schema takes, and gives",
-        ("first mask, ms", "mask, us: median", "99th percentile", "forced / not drafted"),
-    )
+    columns = ("mask, us: median", "99th percentile", "forced / not drafted")
+    costs = numbers_table("what a schema takes, and gives", "first mask, ms", *columns)
     numbers = (figures[name] for name in ("first_mask_ms", "mask_us_p50", "mask_us_p99"))
     costs.add_row(*(f"{number:.1f}" for number in numbers), f"{figures['forced_ratio']:.3f}")
     return figures, [rates, costs]
 
 
 def _of_libraries(bench: StructuredBench, folder: Path) -> tuple[dict[str, float], Table]:
-    from bench.formats.rivals import Begin, ours, walk, xgrammars
+    from bench.formats.cases import Begin, ours, walk, xgrammars
 
-    columns = ("library", "first mask, ms", "mask, us: median", "99th percentile", "refused")
-    table = _table("masks of the same outputs, alone", columns)
+    columns = ("first mask, ms", "mask, us: median", "99th percentile", "refused")
+    table = numbers_table("masks of the same outputs, alone", "library", *columns)
     figures: dict[str, float] = {}
     makers: dict[str, Callable[[], Begin]] = {
         "llguidance": lambda: ours(bench.vocabulary, bench.num_tokens),
@@ -152,10 +130,3 @@ def _of_libraries(bench: StructuredBench, folder: Path) -> tuple[dict[str, float
         figures |= {f"{figure}_{name}": number for figure, number in zip(names, row, strict=True)}
         table.add_row(name, *(f"{number:,.1f}" for number in row))
     return figures, table
-
-
-def _table(title: str, columns: tuple[str, ...]) -> Table:
-    table = Table(title=title)
-    for column in columns:
-        table.add_column(column, justify="right")
-    return table

@@ -8,8 +8,9 @@ from statistics import mean, median
 from time import perf_counter
 from typing import Final
 
+from bench.common import engines
 from bench.registry import BenchError
-from engine.api import NOTHING_CACHED, CachePolicy, EngineRequest, Namespaces, SamplingParams
+from engine.api import NOTHING_CACHED, CachePolicy, EngineRequest
 from engine.assembly.parts import Parts, make_graphs, make_pieces
 from engine.blocks.hashing import KEY_BYTES
 from engine.run.runner import AheadRunner, LaunchedStep, ModelRunner
@@ -178,13 +179,12 @@ class Loop:
 
     def _request(self, case: Case, index: int, head: list[int], output: int) -> EngineRequest:
         tenant = f"t{index % case.tenants}"
-        key = tenant.encode().ljust(KEY_BYTES, b".")
-        return EngineRequest(
-            request_id=str(index),
+        return engines.request(
+            str(index),
+            head + self._tokens(case.length - len(head)),
+            output,
             tenant=tenant,
-            prompt=head + self._tokens(case.length - len(head)),
-            namespaces=Namespaces(shared_key=key, private_key=key),
-            sampling=SamplingParams(max_tokens=output, temperature=0),
+            key=tenant.encode().ljust(KEY_BYTES, b"."),
             cache=CachePolicy() if head else NOTHING_CACHED,
         )
 

@@ -19,12 +19,12 @@ import torch
 from rich.table import Table
 
 from bench.common.device_rates import copy_rate, matmul_rate
+from bench.common.figures import listed
 from bench.kernels import rivals
 from bench.kernels.batches import LLAMA_3_8B, Heads, paged, tenants
 from bench.kernels.interpreted import interpreted
-from bench.kernels.rivals import Race, described
-from bench.kernels.timing import Stopwatch, captured
-from bench.registry import BenchError, Result, parameters
+from bench.kernels.rivals import Race, Stopwatch, captured, described
+from bench.registry import BenchError, Result
 
 BATCHES: Final = (1, 8, 32, 64, 128, 256)
 CONTEXTS: Final = (512, 1024, 4096, 8192, 32768)
@@ -104,7 +104,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> Result:
     """See `bench.registry.Bench`. A kernel that is wrong or raises does not keep others from it."""
     if not torch.cuda.is_available():
-        return _check_only(options)
+        return _check_only()
     torch.manual_seed(torch.seed() % 2**32)  # fresh inputs in every run
     race = Race(Stopwatch())
     device = torch.device("cuda")
@@ -120,21 +120,20 @@ def run(options: argparse.Namespace) -> Result:
             wrong[name] = described(error)
     wrong |= _inaccurate(figures)
     name = torch.cuda.get_device_name()
-    found = parameters(options, device=name, measured=True, wrong=wrong, absent=race.absent)
-    return Result(found, figures, list(_tables(figures, options)), _failure(wrong))
+    found = {"device": name, "measured": True, "wrong": wrong, "absent": race.absent}
+    return Result(figures, list(_tables(figures, options)), found, _failure(wrong))
 
 
-def _check_only(options: argparse.Namespace) -> Result:
+def _check_only() -> Result:
     try:
         errors = interpreted()
     except (subprocess.SubprocessError, ValueError) as error:
         raise BenchError(f"the interpreted kernels failed: {error}") from error
     figures = {f"error_{name}": error for name, error in errors.items()}
     wrong = _inaccurate(figures)
-    device = "none: checked in Triton's interpreter"
-    found = parameters(options, device=device, measured=False, wrong=wrong)
-    title = "no CUDA here: nothing was timed, the kernels were checked in small"
-    return Result(found, figures, [_listed(title, figures)], _failure(wrong))
+    device = "none: nothing was timed, the kernels were checked in small in Triton's interpreter"
+    found: dict[str, object] = {"device": device, "measured": False, "wrong": wrong}
+    return Result(figures, parameters=found, failure=_failure(wrong))
 
 
 def _parts(
@@ -267,11 +266,4 @@ def _tables(figures: _Figures, options: argparse.Namespace) -> Iterator[Table]:
             yield table
     by_shape = tuple(f"decode_{name}_b" for name in _DECODE)
     rest = {name: value for name, value in figures.items() if not name.startswith(by_shape)}
-    yield _listed("besides", rest)
-
-
-def _listed(title: str, figures: _Figures) -> Table:
-    table = Table("figure", "value", "meaning", title=title, title_justify="left")
-    for name, value in figures.items():
-        table.add_row(name, f"{value:.4g}", FIGURES[name])
-    return table
+    yield listed(rest, FIGURES)

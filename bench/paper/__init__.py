@@ -18,50 +18,44 @@ import time
 from pathlib import Path
 from typing import Final
 
-from bench.common.azure import DEFAULT_TRACE
+from bench.common.traces import AZURE_TRACE
 from bench.paper.blocks import BLOCK_SIZES
 from bench.paper.cost_model import opt_13b_on_a100
-from bench.paper.measure import ALL_FIGURES, Plan, measure
-from bench.paper.report.findings import Findings
-from bench.paper.report.tables import tables
-from bench.registry import BenchError, Result, parameters
+from bench.paper.measure import ALL_FIGURES, PREFIXES, Plan, measure
+from bench.paper.report import KEYS, tables
+from bench.paper.sharing import WIDTHS
+from bench.paper.systems import ORCAS, PARTYWALL
+from bench.registry import BenchError, Result
 from engine.model.weights import DEFAULT_MODEL, resolve_model
 
 _SUFFIXES: Final = {"": "", "_alpaca": ", Alpaca lengths", "_azure": ", Azure lengths"}
-_BASELINES: Final = {
-    "orca_oracle": "Orca (Oracle)",
-    "orca_max": "Orca (Max)",
-    "orca_pow2": "Orca (Pow2)",
-    "ft": "FasterTransformer",
-    "generate": "generate() of transformers",
-}
 
 
 def _figures() -> dict[str, str]:
     found: dict[str, str] = {}
     for suffix, lengths in _SUFFIXES.items():
-        for key, name in {"ours": "Partywall", **_BASELINES}.items():
+        for name, key in KEYS.items():
             found[f"utilization_{key}{suffix}"] = (
                 f"share of held KV memory with token states, {name}{lengths}"
             )
             found[f"batched_{key}{suffix}"] = f"requests at once, {name}{lengths}"
             found[f"sustained_rate_{key}{suffix}"] = f"requests/s at 0.1 s a token, {name}{lengths}"
-            if key != "ours":
+            if name != PARTYWALL:
                 found[f"rate_over_{key}{suffix}"] = (
                     f"rate that Partywall sustains over that of {name}{lengths}"
                 )
         if suffix != "_azure":
-            for width in (2, 4, 6):
+            for width in WIDTHS:
                 for method, name in (("parallel", "samples"), ("beam", "beams")):
                     found[f"saving_{method}_{width}{suffix}"] = (
                         f"share of blocks saved by sharing, {width} {name} a request{lengths}"
                     )
-    for tokens in (80, 341):
+    for tokens in PREFIXES:
         found[f"shared_prefix_{tokens}"] = (
             f"rate over that of Orca (Oracle), prompts sharing {tokens} tokens"
         )
-    for key in ("orca_oracle", "orca_pow2", "orca_max"):
-        found[f"chat_over_{key}"] = f"rate over that of {_BASELINES[key]}, growing chats"
+    for name in ORCAS:
+        found[f"chat_over_{KEYS[name]}"] = f"rate over that of {name}, growing chats"
     for lengths in ("sharegpt", "alpaca"):
         for size in BLOCK_SIZES:
             found[f"utilization_block_{size}_{lengths}"] = (
@@ -84,7 +78,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--figures", type=_letters, default=ALL_FIGURES, help="which ones, such as a,b,d"
     )
     parser.add_argument("--pictures", type=Path, metavar="DIR", help="write the pictures there")
-    parser.add_argument("--trace", type=Path, default=DEFAULT_TRACE, help="azure_conv_2023.csv")
+    parser.add_argument("--trace", type=Path, default=AZURE_TRACE, help="azure_conv_2023.csv")
     parser.add_argument("--minutes", type=float, default=10.0, help="simulated time of a trace")
     parser.add_argument(
         "--model", default=DEFAULT_MODEL, help="model of the real point, and of beams"
@@ -112,24 +106,17 @@ def run(options: argparse.Namespace) -> Result:
     )
     findings = measure(plan)
     if options.pictures is not None:
-        _draw(findings, options.pictures, options.figures)
-    reported = parameters(
-        options,
-        trace_found=options.trace.is_file(),
-        cost_of_step=opt_13b_on_a100(),
-        seconds=round(time.monotonic() - begin),
-    )
-    reported = {name: _plain(value) for name, value in reported.items()}
-    return Result(reported, findings.figures(), tables(findings, options.figures))
-
-
-def _draw(findings: Findings, folder: Path, wanted: str) -> None:
-    """Only pictures need matplotlib."""
-    try:
-        from bench.paper.report.pictures import draw_all
-    except ModuleNotFoundError as error:
-        raise BenchError(f"{error.name} draws the pictures; install the extra 'bench'") from error
-    draw_all(findings, folder, wanted)
+        try:
+            from bench.paper.pictures import draw_all
+        except ModuleNotFoundError as error:
+            raise BenchError(f"{error.name} draws pictures; install the extra 'bench'") from error
+        draw_all(findings, options.pictures, options.figures)
+    reported = {
+        "trace_found": options.trace.is_file(),
+        "cost_of_step": opt_13b_on_a100(),
+        "seconds": round(time.monotonic() - begin),
+    }
+    return Result(findings.figures(), tables(findings, options.figures), reported)
 
 
 def _letters(text: str) -> str:
@@ -137,8 +124,3 @@ def _letters(text: str) -> str:
     if not letters or set(letters) - set(ALL_FIGURES):
         raise argparse.ArgumentTypeError(f"figures are {', '.join(ALL_FIGURES)}")
     return "".join(letter for letter in ALL_FIGURES if letter in letters)
-
-
-def _plain(value: object) -> object:
-    """A parameter as JSON can hold it."""
-    return value if isinstance(value, bool | int | float | str) or value is None else str(value)

@@ -6,9 +6,8 @@ from dataclasses import dataclass, replace
 
 from bench.paper.baselines.server import TracedRequest
 from bench.paper.cost_model import PAPER_SLOTS, opt_13b_on_a100
-from bench.paper.paged import Paged
 from bench.paper.simulation import simulate
-from bench.paper.systems import MAX_RUNNING
+from bench.paper.systems import MAX_RUNNING, Paged
 from bench.paper.workloads import Workload, tokens
 
 BLOCK_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)

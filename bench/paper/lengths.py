@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from bench.common.azure import draw_lengths, read_trace
+from bench.common.traces import draw_lengths, read_trace
 
 CONTEXT_TOKENS = 2048
 _REFERENCE_SAMPLES = 200_000

@@ -9,12 +9,11 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, TypeVar
 
-from bench.paper.beams import beam_savings
 from bench.paper.blocks import BLOCK_SIZES, shared_prompt_blocks, try_block_size
-from bench.paper.curves import curve
 from bench.paper.reality import Scale, measure_reality
-from bench.paper.report.findings import Findings
-from bench.paper.sharing import WIDTHS, parallel_sampling
+from bench.paper.report import Findings
+from bench.paper.sharing import WIDTHS, beam_savings, parallel_sampling
+from bench.paper.simulation import curve
 from bench.paper.systems import ORACLE, ORCAS, PARTYWALL, SYSTEMS, WITHOUT_CACHE
 from bench.paper.workloads import Workload
 

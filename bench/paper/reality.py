@@ -12,17 +12,18 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
+from transformers.utils import logging as transformers_logging
 
 from bench.paper.baselines.orca import Orca, Running, reserve_oracle
 from bench.paper.baselines.server import Server, Step, TracedRequest
 from bench.paper.cost_model import Fit, StepShape, fit
 from bench.paper.lengths import poisson_arrivals, sharegpt
-from bench.paper.paged import Paged
 from bench.paper.simulation import simulate
-from bench.paper.small_model import load_small_model
-from bench.paper.systems import ORACLE, PARTYWALL
+from bench.paper.systems import ORACLE, PARTYWALL, Paged
 from engine.batch.batch import pack
+from engine.config import EngineConfig
 from engine.model.layers.paged_model import PagedModel
+from engine.model.load import load_model
 from engine.run.runner import ModelRunner
 
 BLOCK_SIZE = 8
@@ -179,6 +180,15 @@ class Calibration:
             arrival = spread * (place / count) ** 0.5
             self._waiting.append(TracedRequest(self._number, arrival, *request))
             self._number += 1
+
+
+def load_small_model(path: str, block_size: int) -> PagedModel:
+    """The weights in the folder `path`, on one thread and without a word; the caller allocates the
+    KV memory.
+    """
+    transformers_logging.disable_progress_bar()
+    torch.set_num_threads(1)
+    return load_model(EngineConfig(model_path=path, block_size=block_size))
 
 
 def measure_reality(model_path: str, scale: Scale) -> Reality:

@@ -17,22 +17,21 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from math import inf
 from pathlib import Path
 from typing import Final
 
 from rich.table import Table
 
 from bench.common.drivers import DRIVERS, Driver, HttpDriver
-from bench.common.machine import LoadWatch, tree_rss_mib, warn_if_busy
+from bench.common.figures import median_ratio
+from bench.common.machine import LoadWatch, tree_rss_mib
+from bench.common.options import add_model, service_flags
 from bench.common.service import running_service, served_model
 from bench.peers.peer import Peer, read_peers, running_peer
-from bench.registry import BenchError, Result, parameters
+from bench.registry import BenchError, Result
 from bench.service.loads import FIGURES as LOAD_FIGURES
-from bench.service.loads import Load, add_load_arguments, make_load, settled, token_counter
-from bench.service.loads.options import count
+from bench.service.loads import Load, add_load_arguments, count, make_load, settle, token_counter
 from bench.service.loads.rounds import Target, Tenants, registered, warm_up
-from engine.model.weights import DEFAULT_MODEL
 
 _OURS: Final = "partywall"
 _OF_EACH: Final = LOAD_FIGURES | {
@@ -76,16 +75,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--transport", choices=tuple(DRIVERS), default="http", help="how Partywall is asked"
     )
-    parser.add_argument("--model", default=DEFAULT_MODEL, help="what Partywall serves")
-    parser.add_argument("--dtype", default="auto", help="type of its weights and KV cache")
+    add_model(parser, "dtype")
     parser.add_argument("--serve-args", default="", help="more options of `partywall serve`")
 
 
 def run(options: argparse.Namespace) -> Result:
     """Load all servers in turns, and compare."""
-    options = settled(options)
+    settle(options)
     peers = read_peers(options.peers)
-    foreign = warn_if_busy()
     load = make_load(options, token_counter(options.model))
     servers = [_ours(options, load), *(_server(peer, load) for peer in peers)]
     for number in range(options.rounds):
@@ -99,9 +96,9 @@ def run(options: argparse.Namespace) -> Result:
     for figure in servers[0].rounds[0]:
         if name := ratio_name(figure):
             for peer in servers[1:]:
-                figures[f"{name}_{peer.name}"] = _ratio(servers[0], peer, figure)
-    reported = parameters(options, foreign_load_percent=foreign)
-    return Result(reported, figures, [_table(servers, figures), _rounds_table(servers)])
+                ours, theirs = ([one[figure] for one in of.rounds] for of in (servers[0], peer))
+                figures[f"{name}_{peer.name}"] = median_ratio(ours, theirs)
+    return Result(figures, [_table(servers, figures), _rounds_table(servers)])
 
 
 @dataclass(frozen=True)
@@ -141,7 +138,7 @@ class _Server:
 
 
 def _ours(options: argparse.Namespace, load: Load) -> _Server:
-    flags = ["--model", options.model, "--dtype", options.dtype, *shlex.split(options.serve_args)]
+    flags = [*service_flags(options), *shlex.split(options.serve_args)]
 
     @contextmanager
     def start() -> Iterator[_Running]:
@@ -229,16 +226,6 @@ def ratio_name(figure: str) -> str | None:
         return _RATIOS[figure][0] if figure in _RATIOS else None
     name, _ = _RATIOS[figure[: length.start()] + _LENGTH]
     return name.replace(_LENGTH, length[0])
-
-
-def _ratio(ours: _Server, peer: _Server, figure: str) -> float:
-    """The median over the rounds, whose two sides were measured one after the other."""
-    pairs = zip(ours.rounds, peer.rounds, strict=True)
-    return statistics.median(_over(one[figure], other[figure]) for one, other in pairs)
-
-
-def _over(one: float, other: float) -> float:
-    return one / other if other else inf
 
 
 def _table(servers: Sequence[_Server], figures: dict[str, float]) -> Table:

@@ -17,14 +17,11 @@ from contextlib import contextmanager
 from time import perf_counter, thread_time
 from typing import Final
 
-from rich.table import Table
-
 from app.observe.log_lines import log_answer
 from app.observe.log_setup import LineWriter
 from app.observe.request_fields import begin_request
 from bench.common.figures import percentile
-from bench.common.machine import warn_if_busy
-from bench.registry import Result, parameters
+from bench.registry import Result
 from engine.logs import line_formatter
 
 FIGURES: Final = {
@@ -44,7 +41,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> Result:
     """Log to both handlers in turns, then to nobody."""
-    foreign = warn_if_busy()
     own: list[tuple[float, list[float]]] = []
     plain: list[tuple[float, list[float]]] = []
     for _ in range(options.rounds):
@@ -61,7 +57,7 @@ def run(options: argparse.Namespace) -> Result:
         "plain_held_us_p99": statistics.median(percentile(held, 99) for _, held in plain) * 1e6,
         "unread_held_ms_max": max(unread) * 1000,
     }
-    return Result(parameters(options, foreign_load_percent=foreign), figures, [_table(figures)])
+    return Result(figures)
 
 
 def _logged(
@@ -109,14 +105,3 @@ def _pipe(*, is_read: bool) -> Iterator[io.TextIOWrapper]:
             stream.close()
             reader.join()
         os.close(reading)  # what still writes there is told that nobody reads
-
-
-def _table(figures: dict[str, float]) -> Table:
-    table = Table("", "own", "plain", title="log-lines", title_justify="left")
-    rows = (("us_per_line", "us a line"), ("held_us_p99", "held up, 99th percentile, us"))
-    for name, told in rows:
-        table.add_row(told, f"{figures[name]:.1f}", f"{figures[f'plain_{name}']:.1f}")
-    table.add_row(
-        "held up at most while nobody reads, ms", f"{figures['unread_held_ms_max']:.2f}", "for ever"
-    )
-    return table

@@ -15,12 +15,9 @@ from tempfile import TemporaryDirectory
 from time import thread_time
 from typing import TYPE_CHECKING, Final, cast
 
-from rich.table import Table
-
 from app.limits.booking import Bill, Booking, Used
 from app.observe.metrics import Metrics
-from bench.common.machine import warn_if_busy
-from bench.registry import Result, parameters
+from bench.registry import Result
 from engine.api import EngineStats
 from tenants.usage.journal import FileJournal
 from tenants.usage.meter import UsageMeter
@@ -65,11 +62,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> Result:
     """Observe a second's deltas, then scrape, and again."""
-    foreign = warn_if_busy()
-    return asyncio.run(_measure(options, foreign))
-
-
-async def _measure(options: argparse.Namespace, foreign: float) -> Result:
     draw, metrics = random.Random(0), Metrics(options.most_tenants)
     metrics.engine.observe(_STATS)
     observing, scraping, size = [], [], 0
@@ -87,14 +79,11 @@ async def _measure(options: argparse.Namespace, foreign: float) -> Result:
         "metrics_core_percent": 100 * statistics.median(observing),
         "scrape_ms": 1000 * statistics.median(scraping),
         "scrape_kib": size / 1024,
-    } | _usage(options.rounds)
-    table = Table("figure", "value")
-    for name, value in figures.items():
-        table.add_row(name, f"{value:.2f}")
-    return Result(parameters(options, foreign_load_percent=foreign), figures, [table])
+    }
+    return Result(figures | asyncio.run(_usage(options.rounds)))
 
 
-def _usage(rounds: int) -> dict[str, float]:
+async def _usage(rounds: int) -> dict[str, float]:
     """What it costs that a kill loses no usage: answers of 64 deltas, in a journal on the disk."""
     noting, booking = [], []
     with TemporaryDirectory() as folder:

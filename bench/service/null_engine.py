@@ -4,22 +4,32 @@ Run as `partywall serve` with it in place of the real one (`python -m bench.serv
 serve ...`), it speaks the real engine's messages from a process of its own, so that all that the
 service does for a token is done. A request's `seed` is the time of a step in microseconds; the
 newest counts, unless it is more than a minute, as random ones are. Whenever its last request has
-ended, what it has emitted is appended as JSON to the file named by the environment variable
-`NULL_ENGINE_LOG`: see `Emitted`.
+ended, what it has emitted is appended as JSON to `emitted.jsonl` in the folder that the environment
+variable `NULL_ENGINE_NOTES` names: see `Emitted`.
+
+Where `late.txt` lies there, a task on the service's event loop asks to be woken every millisecond.
+Whenever it is late, when that was (seconds of the system's monotonic clock, which all processes of
+a machine share) and how late (seconds) are appended.
 """
 
 from __future__ import annotations
 
+import asyncio
 import os
 import sys
+import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from itertools import cycle
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import zmq
+from starlette.applications import Starlette
 
+from bench.common.service import Service, running_service, variable
 from engine.api import EngineInfo, EngineRequest, EngineStats, TokenDelta
 from engine.assembly.process import ProcessEngine, die_with
 from engine.config import EngineConfig
@@ -36,12 +46,31 @@ from engine.serve.messages import (
     encode,
 )
 
-LOG_VARIABLE = "NULL_ENGINE_LOG"
+_PROGRAM = "bench.service.null_engine"
+_NOTES = "NULL_ENGINE_NOTES"
+EMITTED, LATE = "emitted.jsonl", "late.txt"
 _CONTEXT_TOKENS = 1_000_000
 _TEXT = "The wall between the two gardens is old and dry; roses climb over it from both sides. " * 4
 _LONGEST_STEP_US = 60_000_000
 _GATHERING_SECONDS = 0.25
 """How long no request must have come before the first step: what is measured is a steady pace."""
+_PERIOD_SECONDS = 0.001
+_NOTED_SECONDS = 0.002
+
+
+@contextmanager
+def null_service(
+    options: Sequence[str], *, watches: bool = False
+) -> Iterator[tuple[Service, Path]]:
+    """Such a service, and the folder of its notes; its event loop is watched if that is asked for.
+
+    Raises `BenchError` as `running_service` does.
+    """
+    with tempfile.TemporaryDirectory(prefix="partywall-bench-") as folder:
+        if watches:
+            Path(folder, LATE).touch()
+        with variable(_NOTES, folder), running_service(options, _PROGRAM) as service:
+            yield service, Path(folder)
 
 
 class Emitted(msgspec.Struct):
@@ -162,9 +191,35 @@ def _child(address: str, parent_pid: str, config_json: str) -> None:
     socket = zmq.Context().socket(zmq.PAIR)
     socket.set_hwm(0)
     socket.connect(address)
-    log = Path(os.environ[LOG_VARIABLE])
+    log = Path(os.environ[_NOTES], EMITTED)
     NullEngine(_info(config, len(tokenizer)), token_ids, log).serve(socket)
     socket.close(linger=0)
+
+
+async def _watch(late: Path) -> None:
+    with late.open("a", buffering=1) as log:  # lines of a few bytes
+        while True:
+            asked = time.monotonic()
+            await asyncio.sleep(_PERIOD_SECONDS)
+            seconds = time.monotonic() - asked - _PERIOD_SECONDS
+            if seconds > _NOTED_SECONDS:
+                log.write(f"{asked:.6f} {seconds:.6f}\n")
+
+
+def _watched(app: Starlette, late: Path) -> Starlette:
+    lifespan = app.router.lifespan_context
+
+    @asynccontextmanager
+    async def watched(served: Starlette) -> AsyncIterator[Any]:
+        watch = asyncio.create_task(_watch(late))
+        try:
+            async with lifespan(served) as state:
+                yield state
+        finally:
+            watch.cancel()
+
+    app.router.lifespan_context = watched
+    return app
 
 
 def main() -> None:
@@ -173,8 +228,13 @@ def main() -> None:
         _child(*sys.argv[1:])
         return
     from app import cli
+    from app.assembly import service
 
-    ProcessEngine.program = "bench.service.null_engine"
+    late = Path(os.environ[_NOTES], LATE)
+    if late.exists():
+        create_app = service.create_app
+        service.create_app = lambda *given: _watched(create_app(*given), late)
+    ProcessEngine.program = _PROGRAM
     cli.main()
 
 

@@ -18,14 +18,12 @@ from typing import Final
 from rich.table import Table
 
 from bench.common.drivers import DRIVERS
-from bench.common.machine import warn_if_busy
+from bench.common.options import add_model, service_flags
 from bench.common.service import Service, running_service, served_model
-from bench.registry import Result, parameters
+from bench.registry import Result
 from bench.service.loads import FIGURES as LOAD_FIGURES
-from bench.service.loads import Load, add_load_arguments, make_load, settled, token_counter
-from bench.service.loads.options import count
+from bench.service.loads import Load, add_load_arguments, count, make_load, settle, token_counter
 from bench.service.loads.rounds import Target, Tenants, registered, warm_up
-from engine.model.weights import DEFAULT_MODEL
 
 _OWN: Final = {
     "peak_kv_blocks": "most KV blocks in use at once",
@@ -50,9 +48,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_load_arguments(parser)
     parser.add_argument("--rounds", type=count, default=3, help="rounds; figures are their medians")
     parser.add_argument("--transport", choices=tuple(DRIVERS), default="http")
-    parser.add_argument("--model", default=DEFAULT_MODEL, help="model served, and its tokenizer")
-    parser.add_argument("--dtype", default="auto", help="type of weights and KV cache")
-    parser.add_argument("--kv-memory", default="auto", help="memory of the KV cache")
+    add_model(parser, "dtype", "kv_memory")
+    parser.set_defaults(kv_memory="auto")
     cache = parser.add_mutually_exclusive_group()
     cache.add_argument("--no-prefix-cache", action="store_true", help="serve without prefix cache")
     cache.add_argument(
@@ -65,14 +62,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> Result:
     """Start what is to be measured, load it in rounds, and sum up."""
-    options = settled(options)
-    foreign = warn_if_busy()
+    settle(options)
     load = make_load(options, token_counter(options.model))
     with ExitStack() as stack:
         sides = _sides(options, stack, load)
         asyncio.run(_measure(sides, load, options))
-    reported = parameters(options, foreign_load_percent=foreign)
-    return Result(reported, _figures(sides), [_table(sides)])
+    figures = _figures(sides)
+    return Result(figures, [_table(sides, figures)] if len(sides) == 2 else [])
 
 
 @dataclass
@@ -109,14 +105,13 @@ def _sides(options: argparse.Namespace, stack: ExitStack, load: Load) -> list[_S
         url = options.url.rstrip("/").removesuffix("/v1")
         tenants = [(options.api_key, system) for system in load.systems]
         return [_Side("", url, options.served_model or options.model, tenants, None)]
-    common = ["--model", options.model, "--dtype", options.dtype, "--kv-memory", options.kv_memory]
     on, off = ["--prefix-cache"], ["--no-prefix-cache"]
     wanted = {"": off if options.no_prefix_cache else on}
     if options.compare_cache:
         wanted = {"on": on, "off": off}
     sides = []
     for name, flags in wanted.items():
-        service = stack.enter_context(running_service([*common, *flags]))
+        service = stack.enter_context(running_service([*service_flags(options), *flags]))
         tenants = registered(service, load.systems)
         model = served_model(service.url, tenants[0][0])
         sides.append(_Side(name, service.url, model, tenants, service))
@@ -156,17 +151,11 @@ def _figures(sides: Sequence[_Side]) -> dict[str, float]:
     return figures
 
 
-def _table(sides: Sequence[_Side]) -> Table:
-    columns = [f"prefix cache {side.name}" if side.name else "value" for side in sides]
+def _table(sides: Sequence[_Side], figures: dict[str, float]) -> Table:
+    """Both sides beside each other."""
+    columns = [f"prefix cache {side.name}" for side in sides]
     table = Table("figure", *columns, title="serve", title_justify="left")
-    found = [side.figures() for side in sides]
     for name in [*sides[0].rounds[0], *_OWN]:
-        table.add_row(name, *(_shown(figures.get(name)) for figures in found))
-    if len(sides) == 2:
-        ratio = _figures(sides)[_SPEEDUP]
-        table.add_row(_SPEEDUP, f"{ratio:.2f}", "")
+        table.add_row(name, *(f"{figures[f'{name}_{side.name}']:,.2f}" for side in sides))
+    table.add_row(_SPEEDUP, f"{figures[_SPEEDUP]:.2f}", "")
     return table
-
-
-def _shown(value: float | None) -> str:
-    return "not known" if value is None else f"{value:,.2f}"

@@ -24,14 +24,12 @@ from typing import Any, Final
 
 import httpx
 import psutil
-from rich.table import Table
 
 from bench.common.drivers import DRIVERS, Ask, Driver, DriverError, Timing
-from bench.common.machine import warn_if_busy
+from bench.common.options import add_model, service_flags
 from bench.common.service import Service, running_service, served_model
 from bench.common.workload import passage
-from bench.registry import Result, parameters
-from engine.model.weights import DEFAULT_MODEL
+from bench.registry import Result
 
 FIGURES: Final = {
     "answers": "chats that were answered to their end",
@@ -71,7 +69,7 @@ _FULL: Final = "context_length_exceeded"
 _CHATS: Final = {"http": 6, "websocket": 6}
 _VANISHING: Final = 4
 _MOST_TURNS: Final = 4
-_TENANTS: Final = 3
+_TENANTS: Final = ("chat-0", "chat-1", "chat-2")
 _BAD: Final = (
     b"",
     b"{",
@@ -93,20 +91,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--minutes", type=float, default=20.0, help="for which all of it goes on")
     parser.add_argument("--kill-seconds", type=float, default=60.0, help="between deaths")
     parser.add_argument("--seed", type=int, default=0, help="of what is asked, and when")
-    parser.add_argument("--model", default=DEFAULT_MODEL, help="which one is served")
+    add_model(parser)
 
 
 def run(options: argparse.Namespace) -> Result:
     """Warm up, look, let loose, wait, and look again."""
-    foreign = warn_if_busy()
-    with running_service(["--model", options.model]) as service:
+    with running_service(service_flags(options)) as service:
         figures = asyncio.run(_soak(service, options))
     bad = [f"{name} is {figures[name]:g}" for name in _HARMFUL if figures[name]]
-    table = Table("figure", "value", title=f"After {options.minutes:g} minutes of everything")
-    for name, value in figures.items():
-        table.add_row(name.replace("_", " "), f"{value:g}")
-    given = parameters(options, foreign_load_percent=foreign)
-    return Result(given, figures, [table], failure="; ".join(bad))
+    return Result(figures, failure="; ".join(bad))
 
 
 @dataclass
@@ -126,7 +119,7 @@ class _Crowd:
         self.seen = _Seen()
         self._service = service
         self._kill_seconds = kill_seconds
-        self._keys = {name: service.create_tenant(name) for name in _names("chat")}
+        self._keys = {name: service.create_tenant(name) for name in _TENANTS}
         self._rude = service.create_tenant("rude")
         self._draw = random.Random(seed)
         self._numbers = itertools.count()
@@ -296,7 +289,3 @@ async def _held(service: Service) -> dict[str, float]:
         "descriptors": float(service.descriptors()),
         "rss": psutil.Process(service.pid).memory_info().rss / 2**20,
     }
-
-
-def _names(kind: str) -> list[str]:
-    return [f"{kind}-{number}" for number in range(_TENANTS)]

@@ -13,12 +13,11 @@ as ordinary processes, whose slowest deltas wait for a processor wherever other 
 from __future__ import annotations
 
 import argparse
-import socket
+import os
 import statistics
-import tempfile
 import time
-from collections.abc import Sequence
-from contextlib import ExitStack, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -28,13 +27,73 @@ import psutil
 from rich.table import Table
 
 from bench.common.figures import percentile
-from bench.common.machine import LoadWatch, warn_if_busy
-from bench.common.service import Service, running_service, variable
-from bench.registry import BenchError, Result, parameters
-from bench.service.cores import pinned, undisturbed
+from bench.common.machine import LoadWatch
+from bench.common.options import add_model
+from bench.common.service import Service
+from bench.registry import BenchError, Result
 from bench.service.frame_reader import Streaming, open_socket, stream_all
-from bench.service.null_engine import LOG_VARIABLE, Emitted
-from engine.model.weights import DEFAULT_MODEL
+from bench.service.null_engine import EMITTED, Emitted, null_service
+
+_PRIORITY = 1
+"""The lowest of the real-time priorities: before every ordinary process."""
+
+
+@contextmanager
+def pinned(pid: int) -> Iterator[bool]:
+    """The service on the first core, its children on the second, this process on the third or that.
+
+    Nothing is pinned where there is one core. Threads that a process starts later stay with it.
+    """
+    before = os.sched_getaffinity(0)
+    if len(before) < 2:
+        yield False
+        return
+    mine, others, *rest = sorted(before)
+    for process in psutil.Process(pid).children(recursive=True):
+        _each_thread(process.pid, lambda thread: os.sched_setaffinity(thread, {others}))
+    _each_thread(pid, lambda thread: os.sched_setaffinity(thread, {mine}))
+    os.sched_setaffinity(0, {rest[0] if rest else others})
+    try:
+        yield True
+    finally:
+        os.sched_setaffinity(0, before)
+
+
+@contextmanager
+def undisturbed(pid: int) -> Iterator[bool]:
+    """The service, its children and this process wait for no ordinary process; whether they do.
+
+    They have real-time priority (SCHED_RR), which takes root or CAP_SYS_NICE. The kernel leaves
+    other processes a twentieth of a core even so.
+    """
+    processes = [pid, *(one.pid for one in psutil.Process(pid).children(recursive=True))]
+    processes.append(os.getpid())
+    try:
+        os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(_PRIORITY))
+    except PermissionError:
+        yield False
+        return
+    try:
+        _schedule(processes, os.SCHED_RR, _PRIORITY)
+        yield True
+    finally:
+        _schedule(processes, os.SCHED_OTHER, 0)
+
+
+def _schedule(processes: list[int], policy: int, priority: int) -> None:
+    for one in processes:
+        _each_thread(
+            one, lambda thread: os.sched_setscheduler(thread, policy, os.sched_param(priority))
+        )
+
+
+def _each_thread(pid: int, act: Callable[[int], None]) -> None:
+    """With all threads of a process, unless it has ended meanwhile, or they have."""
+    with suppress(FileNotFoundError):
+        for thread in Path(f"/proc/{pid}/task").iterdir():
+            with suppress(ProcessLookupError):
+                act(int(thread.name))
+
 
 FIGURES: Final = {
     "deltas_per_s_per_core": "the fastest pace at which the service did not fall behind, the cores "
@@ -68,20 +127,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--rounds", type=int, default=5, help="runs that measure the latency, in each of two ways"
     )
     parser.add_argument("--latency-rate", type=int, default=10_000, help="deltas/s of these")
-    parser.add_argument("--model", default=DEFAULT_MODEL, help="whose tokenizer is used")
+    add_model(parser)
 
 
 def run(options: argparse.Namespace) -> Result:
     """Raise the pace until the service falls behind, then measure at a calmer one."""
-    foreign = warn_if_busy()
-    with tempfile.TemporaryDirectory(prefix="partywall-bench-") as folder, ExitStack() as stack:
-        log = Path(folder, "emitted.jsonl")
-        stack.enter_context(variable(LOG_VARIABLE, str(log)))
-        service = stack.enter_context(
-            running_service(["--model", options.model], program="bench.service.null_engine")
-        )
+    with ExitStack() as stack:
+        service, notes = stack.enter_context(null_service(["--model", options.model]))
         is_pinned = stack.enter_context(pinned(service.pid))
-        load = _Load(service, log, options.streams, options.seconds)
+        load = _Load(service, notes / EMITTED, options.streams, options.seconds)
         stack.callback(load.close)
         load.run(options.first_rate / 2)  # what the first requests load is loaded then
         if options.last_rate < options.first_rate:
@@ -101,8 +155,7 @@ def run(options: argparse.Namespace) -> Result:
         "cpu_us_per_delta": statistics.median(one.cpu_s for one in alone) * 1e6,
     }
     told = {"pinned": is_pinned, "undisturbed": all(one.undisturbed for one in alone)}
-    reported = parameters(options, foreign_load_percent=foreign, **told)
-    return Result(reported, figures, [_table([*load.runs[1:]])])
+    return Result(figures, [_table(load.runs[1:])], told)
 
 
 @dataclass(frozen=True)
@@ -143,9 +196,7 @@ class _Load:
         self._process = psutil.Process(service.pid)
         self._log = log
         self._seconds = seconds
-        self._sockets: list[socket.socket] = []
-        for _ in range(streams):
-            self._sockets.append(open_socket(service.url, api_key))
+        self._sockets = [open_socket(service.url, api_key) for _ in range(streams)]
 
     def run(self, deltas_per_s: float, shared: bool = False) -> _Run:
         """Stream at that pace for a while; then the answers end, one a step.

@@ -20,16 +20,14 @@ from typing import Final
 
 import httpx
 import psutil
-from rich.table import Table
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import WebSocketException
 
 from bench.common.figures import percentile
-from bench.common.machine import warn_if_busy
+from bench.common.options import add_model, service_flags
 from bench.common.service import Service, running_service, served_model
 from bench.common.workload import passage
-from bench.registry import BenchError, Result, parameters
-from engine.model.weights import DEFAULT_MODEL
+from bench.registry import BenchError, Result
 
 FIGURES: Final = {
     "idle_socket_kib": "resident memory of the service process for each open, idle socket, KiB",
@@ -61,23 +59,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rounds", type=int, default=2, help="answers on each of those sockets")
     parser.add_argument("--clients", type=int, default=500, help="clients that come and vanish")
     parser.add_argument("--churn-seconds", type=float, default=60.0, help="for how long")
-    parser.add_argument("--model", default=DEFAULT_MODEL, help="model served")
-    parser.add_argument("--dtype", default="auto", help="type of weights and KV cache")
-    parser.add_argument("--kv-memory", default="1GiB", help="memory of the KV cache")
+    add_model(parser, "dtype", "kv_memory")
     parser.add_argument("--seed", type=int, default=0, help="of what the clients do")
 
 
 def run(options: argparse.Namespace) -> Result:
     """Open the sockets, stream, close them; then let clients come and vanish."""
-    foreign = warn_if_busy()
     _allow_files(max(options.sockets, options.clients) + _SPARE_FILES)
-    flags = ["--model", options.model, "--dtype", options.dtype, "--kv-memory", options.kv_memory]
-    flags += ["--resume-grace-seconds", str(_ABANDONED_SECONDS)]
+    flags = [*service_flags(options), "--resume-grace-seconds", str(_ABANDONED_SECONDS)]
     flags += ["--max-connections", str(max(options.sockets, options.clients) + _SPARE_FILES)]
     with running_service(flags, program="bench.service.stamped") as service:
-        found = asyncio.run(_measure(service, options))
-    figures = found.figures()
-    return Result(parameters(options, foreign_load_percent=foreign), figures, [_table(figures)])
+        return Result(asyncio.run(_measure(service, options)).figures())
 
 
 def _allow_files(count: int) -> None:
@@ -325,10 +317,3 @@ async def _leaks(service: Service, before: _Held) -> _Held:
         if leak == _Held(0, 0, 0) or time.monotonic() > deadline:
             return leak
         await asyncio.sleep(0.2)
-
-
-def _table(figures: dict[str, float]) -> Table:
-    table = Table("figure", "value", title="sockets", title_justify="left")
-    for name, value in figures.items():
-        table.add_row(name, f"{value:,.2f}")
-    return table

@@ -12,16 +12,14 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import os
 import socket
 import statistics
-import tempfile
 import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -31,14 +29,12 @@ import psutil
 from rich.table import Table
 from websockets.frames import Frame, Opcode
 
-from bench.common.machine import warn_if_busy
-from bench.common.service import Service, running_service, served_model
-from bench.registry import BenchError, Result, parameters
+from bench.common.options import add_model
+from bench.common.service import Service, served_model
+from bench.registry import BenchError, Result
 from bench.service.frame_reader import Streaming, open_socket
 from bench.service.hostile import RESPONSES, Attack, Sizes
-from bench.service.null_engine import LOG_VARIABLE
-from bench.service.watched import WATCH_VARIABLE
-from engine.model.weights import DEFAULT_MODEL
+from bench.service.null_engine import LATE, null_service
 
 FIGURES: Final = {
     "loop_stall_ms_max": "the longest that the service's event loop was not free, ms",
@@ -60,20 +56,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--context-tokens", type=int, default=131_072, help="the engine's context")
     parser.add_argument("--step-ms", type=float, default=40.0, help="between two tokens")
     parser.add_argument("--only", help="attacks whose names contain this")
-    parser.add_argument("--model", default=DEFAULT_MODEL, help="whose tokenizer is used")
+    add_model(parser)
 
 
 def run(options: argparse.Namespace) -> Result:
     """Stream to a neighbour, attack, and watch."""
-    foreign = warn_if_busy()
     step_us = round(options.step_ms * 1000)
     sizes = Sizes(options.body_bytes, options.context_tokens, options.at_once, step_us)
-    with tempfile.TemporaryDirectory(prefix="partywall-bench-") as folder, ExitStack() as stack:
-        log = Path(folder, "late.txt")
-        stack.enter_context(_variable(LOG_VARIABLE, str(Path(folder, "emitted.jsonl"))))
-        stack.enter_context(_variable(WATCH_VARIABLE, str(log)))
+    with ExitStack() as stack:
         given = ["--model", options.model, "--max-context-tokens", str(options.context_tokens)]
-        service = stack.enter_context(running_service(given, program="bench.service.watched"))
+        service, notes = stack.enter_context(null_service(given, watches=True))
         attacker = _Attacker(service, service.create_tenant("attacker"))
         stack.callback(attacker.close)
         neighbour = _Neighbour(service.url, service.create_tenant("neighbour"), sizes)
@@ -83,7 +75,7 @@ def run(options: argparse.Namespace) -> Result:
         neighbour.calm()
         before = memory.now()
         found = [
-            _measure(attack, attacker, neighbour, memory, log)
+            _measure(attack, attacker, neighbour, memory, notes / LATE)
             for attack in _attacks(sizes, attacker)
             if (options.only or "") in attack.name
         ]
@@ -97,7 +89,7 @@ def run(options: argparse.Namespace) -> Result:
         "peak_rss_mib": max(one.rss_mib for one in found),
         "rss_growth_mib": max(one.rss_mib for one in found) - before,
     }
-    return Result(parameters(options, foreign_load_percent=foreign), figures, [_table(found)])
+    return Result(figures, [_table(found)])
 
 
 @dataclass(frozen=True)
@@ -134,8 +126,7 @@ def _measure(
 
 def _late(log: Path) -> list[tuple[float, float]]:
     """When the loop was asked, and how late it was."""
-    lines = log.read_text().splitlines() if log.exists() else []
-    pairs = (line.split() for line in lines)
+    pairs = (line.split() for line in log.read_text().splitlines())
     return [(float(pair[0]), float(pair[1])) for pair in pairs if len(pair) == 2]
 
 
@@ -277,16 +268,6 @@ class _Memory:
         with suppress(psutil.NoSuchProcess):
             while not self._done.wait(0.01):
                 self.peak_mib = max(self.peak_mib, self.now())
-
-
-@contextmanager
-def _variable(name: str, value: str) -> Iterator[None]:
-    """An environment variable that processes started meanwhile inherit."""
-    os.environ[name] = value
-    try:
-        yield
-    finally:
-        del os.environ[name]
 
 
 def _table(found: list[_Found]) -> Table:

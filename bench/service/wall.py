@@ -19,15 +19,12 @@ from collections import deque
 from importlib.resources import files
 from typing import Any, Final
 
-from rich.table import Table
-
+from bench.common.engines import AnyToken, finish, request, scripted_core
 from bench.common.figures import percentile
-from bench.engine.scripted import scripted_core
-from bench.registry import BenchError, Result, parameters
-from engine.api import EngineRequest, Namespaces, SamplingParams
+from bench.registry import BenchError, Result
+from engine.api import EngineRequest
 from engine.blocks.pool import BlockPool
 from engine.blocks.wall import PARTIAL
-from engine.sequences.plan import Sampled, StepPlan
 from engine.serve.core import EngineCore
 from engine.serve.local import LocalEngine
 
@@ -77,21 +74,6 @@ _DRAW: Final = """async ([frames, first]) => {
   }
   return [work, intervals];
 }"""
-
-
-class _Idle:
-    """Nothing is ever computed."""
-
-    def execute(self, plan: StepPlan) -> Sampled:
-        raise AssertionError(plan)
-
-
-class _AnyToken:
-    """A model that always says the same."""
-
-    def execute(self, plan: StepPlan) -> Sampled:
-        count = len(plan.samplers)
-        return Sampled([1] * count, [None] * count)
 
 
 class _Load:
@@ -144,20 +126,11 @@ def run(options: argparse.Namespace) -> Result:
         "wall_kib_per_s": kib_per_s,
         "wall_first_kib": first_kib,
     }
-    table = Table("figure", "value", title="watching the KV cache", title_justify="left")
-    table.add_row("marks and frames, % of a core", f"{engine_percent:.3f}")
-    table.add_row("round trips, % of a core", f"{trip_percent:.3f}")
-    table.add_row("requests, % of a core", f"{requests_percent:.3f}")
-    table.add_row("KiB/s", f"{kib_per_s:.1f}")
-    table.add_row("KiB of the first picture", f"{first_kib:.0f}")
     pictures = _browser(options.cells)
     if isinstance(pictures, str):
-        table.add_row("frames in a browser", pictures)
-    else:
-        figures |= pictures
-        for name, value in pictures.items():
-            table.add_row(name, f"{value:.2f}")
-    return Result(parameters(options), figures, [table])
+        print(f"frames in a browser: {pictures}")
+        return Result(figures)
+    return Result(figures | pictures)
 
 
 def _engine(options: argparse.Namespace) -> tuple[float, float, float]:
@@ -196,12 +169,11 @@ async def _round_trips(num_blocks: int) -> float:
 
 def _requests(num_blocks: int) -> float:
     """Percent of a core for one question a second, about a block that is found last."""
-    draw, core = random.Random(3), scripted_core(_AnyToken(), 16 * num_blocks, 16)
+    draw, core = random.Random(3), _core(num_blocks)
     most = num_blocks * 16 // (2 * _PROMPT_TOKENS)
     for number in range(min(_CONVERSATIONS, most)):
         core.submit(_turn(f"turn {number}", draw, 1))
-        while not core.is_idle:
-            core.step()
+        finish(core)
     for number in range(min(_TURNS, most)):
         core.submit(_turn(f"running {number}", draw, 1_000_000))
     while core.stats().waiting or any(one.state != "running" for one in core.roll().requests):
@@ -213,14 +185,8 @@ def _requests(num_blocks: int) -> float:
 
 
 def _turn(name: str, draw: random.Random, max_tokens: int) -> EngineRequest:
-    return EngineRequest(
-        request_id=name,
-        tenant="tenant",
-        prompt=draw.choices(range(100, 30_000), k=_PROMPT_TOKENS),
-        namespaces=Namespaces(shared_key=bytes(32), private_key=bytes(32)),
-        sampling=SamplingParams(max_tokens=max_tokens, temperature=0),
-        conversation=name,
-    )
+    prompt = draw.choices(range(100, 30_000), k=_PROMPT_TOKENS)
+    return request(name, prompt, max_tokens, conversation=name)
 
 
 def _browser(num_cells: int) -> dict[str, float] | str:
@@ -268,7 +234,7 @@ async def _serve(route: Any) -> None:
 
 
 def _core(num_blocks: int) -> EngineCore:
-    return scripted_core(_Idle(), 16 * num_blocks, 16)
+    return scripted_core(AnyToken(), 16 * num_blocks, 16)
 
 
 def _whole(core: EngineCore) -> list[bytes]:

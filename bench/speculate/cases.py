@@ -1,18 +1,21 @@
-"""The loads of `bench.speculate.speculate`, and the two engines that they are put on."""
+"""The loads of `bench speculate`, the two engines they are put on, and stand-ins for drafts."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from statistics import median
+from dataclasses import dataclass, replace
+from pathlib import Path
 from time import perf_counter
 from typing import Final, NamedTuple
 
 import msgspec
-from transformers import AutoTokenizer
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
-from bench.common.mt_bench import Conversation
+from bench.common import engines
+from bench.common.figures import InTurns
+from bench.common.traces import Conversation
 from bench.common.workload import system_prompt
 from engine.api import EngineRequest, Namespaces, SamplingParams
 from engine.assembly.assemble import make_drafter, make_runner
@@ -21,6 +24,7 @@ from engine.blocks.hashing import KEY_BYTES
 from engine.config import EngineConfig
 from engine.model.calibration import calibrate_rows
 from engine.model.layers.paged_model import PagedModel
+from engine.model.weights import resolve_model
 from engine.serve.core import EngineCore
 
 _KV_TOKENS: Final = 1 << 16
@@ -68,30 +72,12 @@ _GREEDY: Final = _Case([])
 
 
 @dataclass
-class Found:
-    """A load's tokens a second in each round, off and on, and what came of guesses."""
+class Found(InTurns):
+    """A load's tokens a second, without speculation and with it, and what came of guesses."""
 
-    off_rates: list[float] = field(default_factory=list)
-    on_rates: list[float] = field(default_factory=list)
     drafted: int = 0
     accepted: int = 0
     tokens: int = 0
-
-    @property
-    def off(self) -> float:
-        """Tokens a second without speculation, the median."""
-        return median(self.off_rates)
-
-    @property
-    def on(self) -> float:
-        """The same with it."""
-        return median(self.on_rates)
-
-    @property
-    def speedup(self) -> float:
-        """The median of the rounds' ratios."""
-        pairs = zip(self.on_rates, self.off_rates, strict=True)
-        return median(on / off for on, off in pairs)
 
     @property
     def accepted_share(self) -> float:
@@ -206,8 +192,8 @@ class SpeculateBench:
                 seconds[core] += perf_counter() - start
                 num_tokens[core] += sum(map(len, answers))
         after = self._on.stats()
-        found.off_rates.append(num_tokens[self._off] / seconds[self._off])
-        found.on_rates.append(num_tokens[self._on] / seconds[self._on])
+        found.plain_rates.append(num_tokens[self._off] / seconds[self._off])
+        found.rates.append(num_tokens[self._on] / seconds[self._on])
         found.drafted += after.drafted_tokens - before.drafted_tokens
         found.accepted += after.accepted_tokens - before.accepted_tokens
         found.tokens += num_tokens[self._on]
@@ -256,10 +242,9 @@ class SpeculateBench:
         """One whose prompt is shared, and whose answer is nobody else's."""
         name = next(self._names)
         own_key = name.encode().ljust(KEY_BYTES, b".")
-        return EngineRequest(
-            request_id=name,
-            tenant="bench",
-            prompt=prompt,
+        return engines.request(
+            name,
+            prompt,
             namespaces=Namespaces(
                 shared_key=bytes(KEY_BYTES), private_key=own_key, shared_tokens=len(prompt)
             ),
@@ -277,3 +262,31 @@ def _without_guesses(parts: Parts) -> Parts:
     """The same, to compute one token a step."""
     off = msgspec.structs.replace(parts.config, speculation="off", draft_model_path=None)
     return replace(parts, config=off, draft=None)
+
+
+_LAYERS: Final = 2
+
+
+def draft_folder(name: str, model: Path, scratch: Path) -> Path:
+    """The folder of the draft model `name` for `model`; what is made for it lies in `scratch`.
+
+    The model "itself", and a "stranger" that knows nothing: between them lies what a trained one
+    does.
+    """
+    if name == "itself":
+        return model
+    if name == "stranger":
+        _save_stranger(model, scratch)
+        return scratch
+    return resolve_model(name)
+
+
+def _save_stranger(model: Path, folder: Path) -> None:
+    """Two layers like those of `model`, and its vocabulary, with random weights."""
+    config = AutoConfig.from_pretrained(model)
+    config.num_hidden_layers = _LAYERS
+    if getattr(config, "layer_types", None):
+        config.layer_types = config.layer_types[:_LAYERS]
+    torch.manual_seed(0)
+    AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).save_pretrained(folder)
+    AutoTokenizer.from_pretrained(model).save_pretrained(folder)

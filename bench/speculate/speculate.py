@@ -14,19 +14,15 @@ temperature.
 from __future__ import annotations
 
 import argparse
-import os
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Final
 
-from rich.table import Table
-
-from bench.common.machine import warn_if_busy
-from bench.common.mt_bench import DEFAULT_QUESTIONS, conversations
-from bench.registry import Result, parameters
-from engine.config import EngineConfig
-from engine.model.weights import DEFAULT_MODEL, resolve_model
-from engine.system.threads import thread_environment
+from bench.common.figures import numbers_table
+from bench.common.options import add_model, engine_config, set_threads
+from bench.common.traces import DEFAULT_QUESTIONS, conversations
+from bench.registry import Result
+from engine.model.weights import resolve_model
 
 LOADS: Final = {
     "edit": "texts to correct, one at a time",
@@ -52,10 +48,7 @@ FIGURES: Final = {
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
-    parser.add_argument("--model", default=DEFAULT_MODEL, help="model that is run")
-    parser.add_argument("--dtype", default="auto", help="type of weights and KV cache")
-    parser.add_argument("--quantize", default="auto", choices=["auto", "none", "int8", "int4"])
-    parser.add_argument("--threads", type=int, help="CPU threads of the model; one a core")
+    add_model(parser, "dtype", "quantize", "threads")
     parser.add_argument(
         "--draft-model",
         help="model that guesses where a look-up finds nothing: name or folder, `itself` for the "
@@ -70,50 +63,35 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> Result:
     """Measure each load with and without, in turns."""
-    foreign = warn_if_busy()
-    # As in the engine's own process; before anything imports torch.
-    os.environ.update(thread_environment(options.threads))
-    from bench.speculate.cases import SpeculateBench
-    from bench.speculate.stand_ins import draft_folder
+    set_threads(options)
+    from bench.speculate.cases import SpeculateBench, draft_folder
 
-    folder = resolve_model(options.model)
-    draft: Path | None = None
+    guesses = {"speculation": "lookup"}
     with TemporaryDirectory() as scratch:
         if options.draft_model is not None:
-            draft = draft_folder(options.draft_model, folder, Path(scratch))
-        bench = SpeculateBench(_config(options, folder, draft), options.tokens)
+            model = resolve_model(options.model)
+            draft = draft_folder(options.draft_model, model, Path(scratch))
+            guesses = {"speculation": "draft", "draft_model_path": str(draft)}
+        bench = SpeculateBench(engine_config(options, **guesses), options.tokens)
     found = bench.measure(
         options.loads, conversations(options.questions), options.chats, options.rounds
     )
-    figures = {f"speedup_{load}": one.speedup for load, one in found.items()}
+    figures = {f"speedup_{load}": one.ratio for load, one in found.items()}
     figures["speedup_min"] = min(figures.values())
     for load in ("edit", "chat"):
         if load in found:
             figures[f"accepted_share_{load}"] = found[load].accepted_share
     figures["calibration_seconds"] = bench.calibration_seconds
-    table = Table(title="tokens a second, speculation off and on; medians of rounds")
-    for column in ("load", "off", "on", "speedup", "came true", "tokens a row of a step"):
-        table.add_column(column, justify="left" if column == "load" else "right")
+    title = "tokens a second, speculation off and on; medians of rounds"
+    columns = ("off", "on", "speedup", "came true", "tokens a row of a step")
+    table = numbers_table(title, "load", *columns)
     for load, one in found.items():
         table.add_row(
             LOADS[load],
-            f"{one.off:,.0f}",
-            f"{one.on:,.0f}",
-            f"{one.speedup:.2f}",
+            f"{one.plain:,.0f}",
+            f"{one.rate:,.0f}",
+            f"{one.ratio:.2f}",
             f"{one.accepted_share:.0%}",
             f"{one.tokens_per_step:.2f}",
         )
-    reported = parameters(options, foreign_load_percent=foreign, compute_dtype=bench.dtype)
-    return Result(reported, figures, [table])
-
-
-def _config(options: argparse.Namespace, folder: Path, draft: Path | None) -> EngineConfig:
-    """Of the engine that guesses."""
-    return EngineConfig(
-        model_path=str(folder),
-        draft_model_path=None if draft is None else str(draft),
-        speculation="lookup" if draft is None else "draft",
-        dtype=options.dtype,
-        quantize=options.quantize,
-        threads=options.threads,
-    )
+    return Result(figures, [table], {"compute_dtype": bench.dtype})

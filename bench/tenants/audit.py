@@ -21,11 +21,10 @@ from app.isolation_audit.observing import CHANNELS
 from app.isolation_audit.plot import picture
 from app.isolation_audit.report import Report, document, table
 from app.isolation_audit.server import AuditError, Server, Tenant
-from bench.common.machine import warn_if_busy
+from bench.common.options import add_model, service_flags
 from bench.common.service import running_service
 from bench.peers.peer import Peer, read_peers, running_peer
-from bench.registry import BenchError, Result, parameters
-from engine.model.weights import DEFAULT_MODEL
+from bench.registry import BenchError, Result
 
 _OURS: Final = "partywall"
 FIGURES: Final = {
@@ -49,9 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--samples", type=int, default=250, help="samples a side of each test")
     parser.add_argument("--words", type=int, default=160, help="words of a prompt")
     parser.add_argument("--channel", nargs="+", choices=CHANNELS, help="these alone")
-    parser.add_argument("--model", default=DEFAULT_MODEL, help="model served")
-    parser.add_argument("--dtype", default="auto", help="type of weights and KV cache")
-    parser.add_argument("--kv-memory", default="1GiB", help="memory of the KV cache")
+    add_model(parser, "dtype", "kv_memory")
     parser.add_argument("--seed", type=int, default=0, help="of what is sent, and in which order")
     parser.add_argument(
         "--plots", type=Path, metavar="FOLDER", help="keep each report there, drawn and as JSON"
@@ -66,7 +63,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> Result:
     """Audit one server after another."""
-    foreign = warn_if_busy()
     figures: dict[str, float] = {}
     tables: list[Table] = []
     try:
@@ -83,7 +79,7 @@ def run(options: argparse.Namespace) -> Result:
                 kept.with_suffix(".json").write_text(json.dumps(document(report), indent=2) + "\n")
     except (AuditError, OSError) as error:
         raise BenchError(str(error)) from error
-    return Result(parameters(options, foreign_load_percent=foreign), figures, tables)
+    return Result(figures, tables)
 
 
 def _reports(options: argparse.Namespace) -> Iterator[tuple[str, Report]]:
@@ -96,8 +92,7 @@ def _reports(options: argparse.Namespace) -> Iterator[tuple[str, Report]]:
                     salted = _audited_peer(peer, _SALTS, options, seed + 1)
                     yield f"{peer.name}_salted", asyncio.run(salted)
         return
-    flags = ["--model", options.model, "--dtype", options.dtype, "--kv-memory", options.kv_memory]
-    with running_service(flags) as service:
+    with running_service(service_flags(options)) as service:
         tenants = [Tenant(service.create_tenant(name)) for name in ("owner", "neighbour")]
         server = Server(service.url, rate=_RATE, timeout_seconds=_TIMEOUT_SECONDS)
         yield _OURS, asyncio.run(_audited(server, tenants, options, options.seed))

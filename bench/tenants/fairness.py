@@ -27,14 +27,13 @@ from rich import box
 from rich.table import Table
 
 from bench.common.drivers import Ask, DriverError, HttpDriver
-from bench.common.figures import percentile
+from bench.common.figures import median_ratio, percentile
 from bench.common.load import Arrival, Phase, evenly, most_per_s, poisson, send_as_due
-from bench.common.machine import warn_if_busy
+from bench.common.options import add_model, service_flags
 from bench.common.service import Service, running_service, served_model
 from bench.common.workload import passage
-from bench.registry import BenchError, Result, parameters
+from bench.registry import BenchError, Result
 from engine.config import EngineConfig
-from engine.model.weights import DEFAULT_MODEL
 
 FIGURES: Final = {
     "ttft_ms_p99_alone": "the three tenants' time to the first text without the flood, 99th "
@@ -80,22 +79,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--grace-seconds", type=float, default=10.0, help="for late answers")
     parser.add_argument("--backlog-seconds", type=float, default=15.0, help="of two tenants")
     parser.add_argument("--calibration-seconds", type=float, default=8.0, help="to find the share")
-    parser.add_argument(
-        "--max-running-requests",
-        default="auto",
-        help="requests in the engine's batch",
-    )
-    parser.add_argument("--model", default=DEFAULT_MODEL, help="model served")
-    parser.add_argument("--dtype", default="auto", help="type of weights and KV cache")
-    parser.add_argument("--kv-memory", default="1GiB", help="memory of each KV cache")
+    parser.add_argument("--max-running-requests", default="auto", help="in the engine's batch")
+    add_model(parser, "dtype", "kv_memory")
     parser.add_argument("--seed", type=int, default=0, help="of all arrivals")
 
 
 def run(options: argparse.Namespace) -> Result:
     """Start both services, find the share, and load them in turn."""
-    foreign = warn_if_busy()
-    flags = ["--model", options.model, "--dtype", options.dtype, "--kv-memory", options.kv_memory]
-    flags += ["--max-running-requests", options.max_running_requests]
+    flags = [*service_flags(options), "--max-running-requests", options.max_running_requests]
     flags += ["--speculation", "off"]  # one arrival of text counts as one token
     with ExitStack() as stack:
         sides = [
@@ -103,10 +94,8 @@ def run(options: argparse.Namespace) -> Result:
             for name in ("vtc", "fcfs")
         ]
         found = asyncio.run(_measure(sides, options))
-    reported = parameters(
-        options, foreign_load_percent=foreign, share_requests_per_s=round(found.share_per_s, 3)
-    )
-    return Result(reported, _figures(found), [_table(found), _gap_table(found)])
+    tables = [_table(found), _gap_table(found)]
+    return Result(_figures(found), tables, {"share_requests_per_s": round(found.share_per_s, 3)})
 
 
 @dataclass
@@ -350,23 +339,18 @@ def _figures(found: _Found) -> dict[str, float]:
     gaps = {name: percentile(load.gaps(_BEHAVED), 50) * 1000 for name, load in loads.items()}
     return {
         **{f"ttft_ms_p99_{name}": value for name, value in ttfts.items()},
-        "ttft_p99_vtc_over_alone": _ratio(
+        "ttft_p99_vtc_over_alone": median_ratio(
             loads["vtc"].latest_firsts(), loads["alone"].latest_firsts()
         ),
         **{f"itl_ms_p50_{name}": value for name, value in gaps.items()},
-        "itl_p50_vtc_over_alone": _ratio(loads["vtc"].usual_gaps(), loads["alone"].usual_gaps()),
-        "throughput_ratio_vtc_over_fcfs": _ratio(throughput["vtc"], throughput["fcfs"]),
+        "itl_p50_vtc_over_alone": median_ratio(
+            loads["vtc"].usual_gaps(), loads["alone"].usual_gaps()
+        ),
+        "throughput_ratio_vtc_over_fcfs": median_ratio(throughput["vtc"], throughput["fcfs"]),
         "max_service_gap_over_bound": found.backlogs["vtc"].ratio,
         "max_service_gap_over_bound_fcfs": found.backlogs["fcfs"].ratio,
         "errors": float(sum(load.errors() for load in loads.values())),
     }
-
-
-def _ratio(rounds: Sequence[float], others: Sequence[float]) -> float:
-    """Median of the ratios of rounds: those of one round see the machine at one speed."""
-    return statistics.median(
-        one / max(other, 1e-9) for one, other in zip(rounds, others, strict=True)
-    )
 
 
 def _table(found: _Found) -> Table:

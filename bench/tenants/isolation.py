@@ -14,16 +14,13 @@ import random
 from collections.abc import Sequence
 from typing import Final, Literal
 
-from rich.table import Table
-
 from app.isolation_audit.statistics import same_distribution
 from bench.common.drivers import Ask, Driver, DriverError, HttpDriver, Timing
 from bench.common.figures import percentile
-from bench.common.machine import warn_if_busy
+from bench.common.options import add_model, service_flags
 from bench.common.service import Service, running_service, served_model
 from bench.common.workload import passage
-from bench.registry import BenchError, Result, parameters
-from engine.model.weights import DEFAULT_MODEL
+from bench.registry import BenchError, Result
 
 Kind = Literal["neighbour's", "fresh to neighbour", "own", "fresh to owner"]
 
@@ -46,20 +43,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--samples", type=int, default=250, help="samples a side of each test")
     parser.add_argument("--batch", type=int, default=10, help="samples of each kind in a batch")
     parser.add_argument("--prompt-words", type=int, default=32, help="words of a prompt")
-    parser.add_argument("--model", default=DEFAULT_MODEL, help="model served")
-    parser.add_argument("--dtype", default="auto", help="type of weights and KV cache")
-    parser.add_argument("--kv-memory", default="1GiB", help="memory of the KV cache")
+    add_model(parser, "dtype", "kv_memory")
     parser.add_argument("--seed", type=int, default=0, help="of the order of requests")
 
 
 def run(options: argparse.Namespace) -> Result:
     """Time requests one by one, all kinds in a random order, and compare."""
-    foreign = warn_if_busy()
-    flags = ["--model", options.model, "--dtype", options.dtype, "--kv-memory", options.kv_memory]
-    with running_service(flags) as service:
-        timings = asyncio.run(_measure(service, options))
-    reported = parameters(options, foreign_load_percent=foreign)
-    return Result(reported, _figures(timings), [_table(timings)])
+    with running_service(service_flags(options)) as service:
+        return Result(_figures(asyncio.run(_measure(service, options))))
 
 
 async def _measure(service: Service, options: argparse.Namespace) -> dict[Kind, list[Timing]]:
@@ -135,21 +126,3 @@ def _figures(timings: dict[Kind, list[Timing]]) -> dict[str, float]:
         "ttft_ms_p50_fresh": percentile(ttfts["fresh to neighbour"], 50) * 1000,
         "ttft_ms_p50_own": percentile(ttfts["own"], 50) * 1000,
     }
-
-
-def _table(timings: dict[Kind, list[Timing]]) -> Table:
-    table = Table("prompts", "samples", "TTFT p50", "p99", "hit tokens", title="isolation")
-    for kind, found in timings.items():
-        ttfts = [one.ttft_seconds * 1000 for one in found]
-        table.add_row(
-            kind,
-            str(len(found)),
-            f"{percentile(ttfts, 50):.1f} ms",
-            f"{percentile(ttfts, 99):.1f} ms",
-            str(sum(one.cached_tokens for one in found)),
-        )
-    figures = _figures(timings)
-    table.caption = (
-        f"KS p-value: neighbour {figures['ks_p_neighbour']:.3f}, own {figures['ks_p_own']:.1e}"
-    )
-    return table

@@ -11,7 +11,6 @@ the load of `bench serve` (shared system prompts) to that model, with and withou
 from __future__ import annotations
 
 import argparse
-import os
 import random
 from collections.abc import Sequence
 from statistics import median
@@ -19,16 +18,12 @@ from typing import Final
 
 from rich.table import Table
 
+from bench.common.engines import AnyToken, finish, scripted_core
 from bench.common.figures import percentile
-from bench.common.machine import warn_if_busy
-from bench.engine.scripted import scripted_core
-from bench.registry import Result, parameters
-from bench.tenants.leased_load import LEASE, draw_prompt, finish, flood, request
+from bench.common.options import add_model, engine_config, set_threads
+from bench.registry import Result
+from bench.tenants.leased import LEASE, LeasedModel, draw_prompt, flood, request
 from engine.api import CachePolicy
-from engine.config import EngineConfig
-from engine.model.weights import DEFAULT_MODEL, resolve_model
-from engine.sequences.plan import Sampled, StepPlan
-from engine.system.threads import thread_environment
 
 FIGURES: Final = {
     "leased_found": "trials in which all of a leased prompt was found behind the flood",
@@ -41,25 +36,13 @@ FIGURES: Final = {
 _BLOCK: Final = 16
 
 
-class _AnyToken:
-    """A model that always says the same."""
-
-    def execute(self, plan: StepPlan) -> Sampled:
-        """See `engine.run.steps.Runner`."""
-        count = len(plan.samplers)
-        return Sampled([1] * count, [None] * count)
-
-
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     parser.add_argument("--trials", type=int, default=200, help="with and without a lease each")
     parser.add_argument("--prompt-tokens", type=int, default=2048, help="of a leased prompt")
     parser.add_argument("--pool-blocks", type=int, default=512, help="in a trial")
-    parser.add_argument(
-        "--flood", type=float, default=10.0, help="tokens, as multiples of the pool"
-    )
-    parser.add_argument("--model", default=DEFAULT_MODEL, help="model that is timed")
-    parser.add_argument("--threads", type=int, help="CPU threads of the model; one a core")
+    parser.add_argument("--flood", type=float, default=10.0, help="tokens, in pools")
+    add_model(parser, "threads")
     parser.add_argument("--kv-mib", type=int, default=512, help="KV memory of the timed model")
     parser.add_argument("--prompts", type=int, default=8, help="leased ones behind a timed flood")
     parser.add_argument("--floods", type=int, default=8, help="behind each of which they are timed")
@@ -68,21 +51,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> Result:
     """Look for prompts behind floods, then time a real model."""
-    foreign = warn_if_busy()
     found = [
         sum(_is_found(options, policy, trial) for trial in range(options.trials))
         for policy in (LEASE, CachePolicy())
     ]
-    # As in the engine's own process; before anything imports torch.
-    os.environ.update(thread_environment(options.threads))
-    from bench.tenants.leased_model import LeasedModel
-
-    config = EngineConfig(
-        model_path=str(resolve_model(options.model)),
-        threads=options.threads,
-        kv_memory_bytes=options.kv_mib << 20,
-        lease_share=1.0,
-    )
+    set_threads(options)
+    config = engine_config(options, kv_memory_bytes=options.kv_mib << 20, lease_share=1.0)
     model = LeasedModel(config, options.prompt_tokens, options.prompts)
     leased, warm = model.first_tokens(options.floods)
     ratios = model.throughput_ratios(options.rounds)
@@ -94,14 +68,14 @@ def run(options: argparse.Namespace) -> Result:
         "ttft_ratio_leased_over_warm": percentile(leased, 99) / percentile(warm, 99),
         "throughput_ratio": median(ratios),
     }
-    reported = parameters(options, foreign_load_percent=foreign, samples=len(leased))
-    return Result(reported, figures, [_table(options.trials, found, leased, warm, ratios)])
+    table = _table(options.trials, found, leased, warm, ratios)
+    return Result(figures, [table], {"samples": len(leased)})
 
 
 def _is_found(options: argparse.Namespace, policy: CachePolicy, trial: int) -> bool:
     """Whether a prompt is found whole behind a flood."""
     draw = random.Random(trial)
-    core = scripted_core(_AnyToken(), options.pool_blocks * _BLOCK, _BLOCK)
+    core = scripted_core(AnyToken(), options.pool_blocks * _BLOCK, _BLOCK)
     prompt = draw_prompt(draw, options.prompt_tokens)
     core.submit(request("first", "kept", prompt, 1, policy))
     finish(core)

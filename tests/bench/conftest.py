@@ -12,6 +12,12 @@ from engine.model.weights import DEFAULT_MODEL, resolve_model
 from tests.bench.stand_in import Peer
 
 
+@pytest.fixture(autouse=True)
+def _nobody_asks_how_busy_the_machine_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """That takes a second."""
+    monkeypatch.setattr("bench.__main__.warn_if_busy", lambda: 0.0)
+
+
 @pytest.fixture
 def peer() -> Iterator[Peer]:
     peer = Peer()

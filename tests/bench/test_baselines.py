@@ -6,13 +6,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.paper.baselines.buddy import BuddyAllocator
-from bench.paper.baselines.memory import MemoryUse
-from bench.paper.baselines.orca import Orca, reserve_max, reserve_oracle, reserve_pow2
-from bench.paper.baselines.server import Server, Step, TracedRequest
+from bench.paper.baselines.orca import (
+    BuddyAllocator,
+    Orca,
+    reserve_max,
+    reserve_oracle,
+    reserve_pow2,
+)
+from bench.paper.baselines.server import MemoryUse, Server, Step, TracedRequest
 from bench.paper.baselines.static import PaddedBatches, StaticBatches
-from bench.paper.paged import Paged
-from bench.paper.systems import SYSTEMS, make_server
+from bench.paper.systems import SYSTEMS, Paged, make_server
 from bench.paper.workloads import Workload, tokens
 
 CONTEXT = 2048

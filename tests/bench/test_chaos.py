@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 from pathlib import Path
 
@@ -20,15 +19,15 @@ def test_every_figure_has_a_meaning_and_every_part_its_row() -> None:
         for how in ("killed", "halted"):
             late = 2.5 if part == "head" else None
             seen[f"{part}_{how}"] = chaos.Seen(gap=3.0, num_answers=2, unready_seconds=late)
-    result = chaos.report(argparse.Namespace(), 0.0, seen)
+    result = chaos.report(seen)
     assert result.figures.keys() == chaos.FIGURES.keys()
     assert result.tables[0].row_count == len(seen)
     assert not result.failure
     seen["door_killed"].num_cut = 3  # whose sockets it takes along
-    assert not chaos.report(argparse.Namespace(), 0.0, seen).failure
+    assert not chaos.report(seen).failure
     seen["head_killed"].num_cut = 1
     seen["engine_killed"].num_wrong = 2
-    failure = chaos.report(argparse.Namespace(), 0.0, seen).failure
+    failure = chaos.report(seen).failure
     assert failure == "engine killed: 2 wrong, 0 cut; head killed: 0 wrong, 1 cut"
 
 
@@ -40,7 +39,6 @@ def test_a_killed_engine_costs_no_stream(tmp_path: Path, monkeypatch: pytest.Mon
     given = ["cluster", "--chaos", "--parts", "engine", "--streams", "4", "--output-tokens", "32"]
     given += ["--halt-seconds", "3", "--json", str(out)]
     monkeypatch.setattr("sys.argv", ["bench", *given])
-    monkeypatch.setattr("bench.cluster.chaos.warn_if_busy", lambda: 0.0)
     assert cli.main() == 0
     found: dict[str, float] = json.loads(out.read_text())["figures"]
     assert found["cut_engine_killed"] == found["wrong_engine_killed"] == 0

@@ -8,7 +8,7 @@ import pytest
 
 from bench.common.drivers import Ask, Timing
 from bench.common.load import Arrival, Sent
-from bench.service.loads.goodput import Bounds, greatest_rate
+from bench.service.loads.mixed import Bounds, greatest_rate
 
 BOUNDS = Bounds(ttft_seconds=1.0, itl_seconds=0.1)
 

@@ -9,7 +9,7 @@ from transformers import AutoModelForCausalLM
 
 from bench import __main__ as cli
 from bench.gpu import gpu
-from bench.gpu.models import SHAPES, write_model
+from bench.gpu.gpu import SHAPES, write_model
 
 
 def test_without_a_gpu_a_tiny_model_is_measured_in_every_way(

@@ -17,7 +17,7 @@ from bench import registry
 from bench.kernels import kernels
 from bench.kernels import rivals as kernel_rivals
 from bench.kernels.batches import Heads, Paged, paged, tenants
-from bench.kernels.timing import Work
+from bench.kernels.rivals import Work
 from kernels.attention import attend
 
 HEADS = Heads(num_heads=4, num_kv_heads=2, head_dim=32, dtype=torch.float32)

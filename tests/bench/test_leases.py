@@ -26,7 +26,6 @@ def test_it_times_leased_prompts_and_what_leases_cost(
     given += ["--trials", "2", "--prompt-tokens", "160", "--pool-blocks", "512", "--kv-mib", "1"]
     given += ["--prompts", "2", "--floods", "1", "--rounds", "1"]
     monkeypatch.setattr("sys.argv", ["bench", *given])
-    monkeypatch.setattr("bench.tenants.leases.warn_if_busy", lambda: 0.0)
     assert cli.main() == 0
     found: dict[str, float] = json.loads(out.read_text())["figures"]
     assert found.keys() == leases.FIGURES.keys()

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from bench import __main__ as cli
-from bench.common import azure
+from bench.common import traces
 from bench.common.drivers import Ask, DriverError, Timing
 from bench.peers import peers
 from bench.registry import BenchError
@@ -60,7 +60,7 @@ def words(text: str) -> int:
 def options(*given: str) -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     loads.add_load_arguments(parser)
-    return loads.settled(parser.parse_args(given))
+    return loads.settle(parser.parse_args(given))
 
 
 def measure(driver: Scripted, label: str, *given: str) -> dict[str, float]:
@@ -234,7 +234,7 @@ def test_a_file_that_is_no_trace_is_refused(text: str, tmp_path: Path) -> None:
     file = tmp_path / "azure.csv"
     file.write_text(text)
     with pytest.raises(BenchError, match=r"azure\.csv"):
-        azure.read_trace(file)
+        traces.read_trace(file)
 
 
 @pytest.mark.parametrize(
@@ -271,7 +271,6 @@ def test_both_transports_send_the_history_and_how_to_sample(
     transport: str, peer: stand_in.Peer, monkeypatch: pytest.MonkeyPatch, questions: list[str]
 ) -> None:
     monkeypatch.setattr("bench.service.serve.token_counter", lambda _: words)
-    monkeypatch.setattr("bench.service.serve.warn_if_busy", lambda: 0.0)
     common = ["bench", "serve", "--url", peer.url, "--transport", transport, "--rounds", "1"]
     chat = [*common, *CHAT, *questions, "--output-tokens", "2"]
     monkeypatch.setattr("sys.argv", chat)

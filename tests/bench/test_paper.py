@@ -15,7 +15,6 @@ from bench import __main__ as cli
 from bench import paper
 from bench.paper import lengths
 from bench.paper.baselines.server import TracedRequest
-from bench.paper.beams import simulated_saving
 from bench.paper.blocks import shared_prompt_blocks
 from bench.paper.cost_model import (
     KV_BYTES_PER_TOKEN,
@@ -25,12 +24,10 @@ from bench.paper.cost_model import (
     fit,
     opt_13b_on_a100,
 )
-from bench.paper.curves import Curve
-from bench.paper.paged import Paged
 from bench.paper.reality import Scale, measure_reality
-from bench.paper.sharing import parallel_sampling
-from bench.paper.simulation import simulate
-from bench.paper.systems import FASTER_TRANSFORMER, MAX, ORACLE, PARTYWALL, make_server
+from bench.paper.sharing import parallel_sampling, simulated_saving
+from bench.paper.simulation import Curve, simulate
+from bench.paper.systems import FASTER_TRANSFORMER, MAX, ORACLE, PARTYWALL, Paged, make_server
 from bench.paper.workloads import Workload, tokens
 
 
@@ -212,7 +209,7 @@ def test_a_small_run_has_all_figures_tables_and_pictures(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr("bench.paper.curves._FRACTIONS", (1.0,))
+    monkeypatch.setattr("bench.paper.simulation._FRACTIONS", (1.0,))
     out, pictures = tmp_path / "figures.json", tmp_path / "pictures"
     options = ["--minutes", "0.05", "--processes", "1", "--no-real", "--trace", "missing.csv"]
     options += ["--model", str(model)]

@@ -37,7 +37,6 @@ def test_servers_take_turns_and_are_compared(
         'omits = ["ignore_eos"]\nnew_connections = true\n'
     )
     peer.short_by = 1
-    monkeypatch.setattr("bench.peers.peers.warn_if_busy", lambda: 0.0)
     given = ["peers", "--peers", str(file), "--model", str(model), "--json", str(out)]
     given += ["--rounds", "1", "--tenants", "2", "--requests", "2", "--output-tokens", "5"]
     given += ["--system-tokens", "20", "--serve-args", "--kv-memory 32MiB"]

@@ -20,7 +20,6 @@ def test_it_times_both_ways_and_says_what_auto_chose(
     given = ["recovery", "--model", str(tmp_path / "model"), "--json", str(out), "--threads", "1"]
     given += ["--lengths", "64", "256", "--block-sizes", "8", "--lost", "16", "--device", "cpu"]
     monkeypatch.setattr("sys.argv", ["bench", *given])
-    monkeypatch.setattr("bench.engine.recovery.warn_if_busy", lambda: 0.0)
     assert cli.main() == 0
     found: dict[str, float] = json.loads(out.read_text())["figures"]
     ways = ("swap", "recompute", "auto")

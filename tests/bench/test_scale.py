@@ -7,10 +7,8 @@ import argparse
 import pytest
 
 from bench.cluster import scale
-from bench.cluster.event_load import measure_events
-from bench.cluster.index_load import measure_decisions, measure_index
+from bench.cluster.door_load import measure_decisions, measure_events, measure_index, measure_states
 from bench.cluster.scale import Measured
-from bench.cluster.state_load import measure_states
 from bench.cluster.store_load import StoreLoad
 from bench.registry import BenchError
 

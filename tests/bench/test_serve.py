@@ -54,7 +54,6 @@ class Peer(BaseHTTPRequestHandler):
 @pytest.fixture
 def peer(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[str, type[Peer]]]:
     monkeypatch.setattr(serve, "token_counter", lambda _: lambda text: len(text.split()))
-    monkeypatch.setattr(serve, "warn_if_busy", lambda: 0.0)
     handler = type("FreshPeer", (Peer,), {"requests": []})
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         thread = threading.Thread(target=server.serve_forever)

@@ -18,7 +18,6 @@ def test_a_short_soak_finds_every_figure_and_nothing_left(
     out = tmp_path / "figures.json"
     given = ["soak", "--model", str(model), "--json", str(out), "--minutes", "0.2"]
     monkeypatch.setattr("sys.argv", ["bench", *given, "--kill-seconds", "4"])
-    monkeypatch.setattr("bench.service.soak.warn_if_busy", lambda: 0.0)
     monkeypatch.setattr("bench.service.soak._WARMING_SECONDS", 2.0)
     assert cli.main() == 0
     found: dict[str, float] = json.loads(out.read_text())["figures"]

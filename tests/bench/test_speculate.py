@@ -18,7 +18,6 @@ def test_it_times_loads_with_and_without_and_tells_the_least(
     given += ["--threads", "1", "--chats", "2", "--tokens", "6", "--rounds", "1"]
     given += ["--loads", "chat", "batch_8", "--questions", str(tmp_path / "none")]
     monkeypatch.setattr("sys.argv", ["bench", *given, *draft])
-    monkeypatch.setattr("bench.speculate.speculate.warn_if_busy", lambda: 0.0)
     assert cli.main() == 0
     found: dict[str, float] = json.loads(out.read_text())["figures"]
     speedups = {"speedup_chat", "speedup_batch_8"}

@@ -20,7 +20,6 @@ def test_the_loop_and_a_neighbour_are_watched_while_another_tenant_attacks(
     given = ["stall", "--model", str(model), "--json", str(out), "--at-once", "2"]
     given += ["--body-bytes", "200000", "--context-tokens", "4000", "--step-ms", "10"]
     monkeypatch.setattr("sys.argv", ["bench", *given, "--only", "frames"])
-    monkeypatch.setattr("bench.service.stall.warn_if_busy", lambda: 0.0)
     monkeypatch.setattr("bench.service.stall._CALM_SECONDS", 0.5)
     assert cli.main() == 0
     found: dict[str, float] = json.loads(out.read_text())["figures"]

@@ -35,9 +35,8 @@ def measure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Measure:
         out = tmp_path / "figures.json"
         always = ["--model", str(model), "--json", str(out), "--threads", "1", "--device", "cpu"]
         monkeypatch.setattr("sys.argv", ["bench", "step", *always, "--context", "32", *given])
-        monkeypatch.setattr("bench.engine.step.warn_if_busy", lambda: 0.0)
         # This process goes on.
-        monkeypatch.setattr("bench.engine.step.thread_environment", lambda _: {})
+        monkeypatch.setattr("bench.common.options.thread_environment", lambda _: {})
         assert cli.main() == 0
         found: dict[str, float] = json.loads(out.read_text())["figures"]
         assert found.keys() <= step.FIGURES.keys()
@@ -135,8 +134,7 @@ def test_steps_in_several_processes_are_compared_with_those_in_one(
     given = ["step", "--model", str(tmp_path / "model"), "--json", str(out), "--steps", "3"]
     given += ["--batches", "1", "--context", "32", "--chunk", "16", "--tensor-parallel", "2"]
     monkeypatch.setattr("sys.argv", ["bench", *given, "--device", "cpu"])
-    monkeypatch.setattr("bench.engine.step.warn_if_busy", lambda: 0.0)
-    monkeypatch.setattr("bench.engine.step.thread_environment", lambda _: {})
+    monkeypatch.setattr("bench.common.options.thread_environment", lambda _: {})
     assert cli.main() == 0
     found = json.loads(out.read_text())["figures"]
     assert found.keys() == {"parallel_over_one_decode_1", "parallel_over_one_prefill"}

@@ -16,7 +16,6 @@ def test_it_times_masks_and_batches_both_ways(
     given = ["structured", "--model", str(model), "--json", str(out), "--threads", "1"]
     given += ["--batches", "2", "--tokens", "6", "--rounds", "1"]
     monkeypatch.setattr("sys.argv", ["bench", *given])
-    monkeypatch.setattr("bench.formats.structured.warn_if_busy", lambda: 0.0)
     assert cli.main() == 0
     found: dict[str, float] = json.loads(out.read_text())["figures"]
     assert found.keys() >= structured._OF_ENGINE.keys()

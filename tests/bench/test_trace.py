@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from bench import __main__ as cli
+from bench.common.traces import draw_prompts, load_conversations
 from bench.engine import trace
-from bench.engine.conversations import draw_prompts, load_conversations
 from bench.registry import BenchError
 from engine.blocks.eviction_policy import Eviction
 from engine.blocks.pool import BlockPool
@@ -78,7 +78,6 @@ def test_the_bench_reports_every_figure_of_a_trace_file(
     file.write_text("".join(json.dumps({"hash_ids": prompt}) + "\n" for prompt in prompts))
     options = ["--trace", str(file), "--block-size", "256", "--json", str(out)]
     monkeypatch.setattr("sys.argv", ["bench", "trace", *options])
-    monkeypatch.setattr("bench.common.machine.foreign_load_percent", lambda: 0.0)
     assert cli.main() == 0
     document = json.loads(out.read_text())
     figures = document["figures"]

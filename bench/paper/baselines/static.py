@@ -10,8 +10,7 @@ from __future__ import annotations
 
 from collections import deque
 
-from bench.paper.baselines.memory import MemoryUse
-from bench.paper.baselines.server import Step, TracedRequest
+from bench.paper.baselines.server import MemoryUse, Step, TracedRequest
 from bench.paper.cost_model import StepShape
 
 

@@ -1,16 +1,81 @@
-"""The loads of `serve` and `peers`, by name: what is asked of a server, and what is told of it."""
+"""The loads of `serve` and `peers`, by name: what is asked of a server, and what is told of it.
+
+Each takes some of the options, and has its own defaults for these.
+"""
 
 from __future__ import annotations
 
 import argparse
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import Final, Protocol
+from pathlib import Path
+from typing import Any, Final, Protocol
 
 from bench.common.workload import CountTokens
-from bench.service.loads import chat, cold, mixed, options, steady
+from bench.registry import BenchError
+from bench.service.loads import chat, cold, mixed, steady
 from bench.service.loads.rounds import LOAD_FIGURES, Target
 from engine.model.weights import resolve_model
+
+
+def positive(text: str) -> float:
+    """A number above 0, of an option."""
+    value = float(text)
+    if not 0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text} is not a number above 0")
+    return value
+
+
+def count(text: str) -> int:
+    """A whole number above 0, of an option."""
+    if (value := int(text)) < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not a whole number above 0")
+    return value
+
+
+_OPTIONS: Final[Mapping[str, Mapping[str, Any]]] = {
+    "tenants": {"type": count, "help": "tenants"},
+    "requests": {"type": count, "help": "requests (conversations) of each tenant a round"},
+    "concurrency": {"type": count, "help": "requests (conversations) under way at once"},
+    "system_tokens": {"type": count, "help": "tokens of a system prompt"},
+    "output_tokens": {"type": count, "help": "tokens of an answer"},
+    "lengths": {"type": count, "nargs": "+", "help": "tokens of the prompts"},
+    "turns": {"type": count, "help": "questions of a conversation"},
+    "questions": {"type": Path, "metavar": "FILE", "help": "of MT-bench"},
+    "trace": {"type": Path, "metavar": "FILE", "help": "azure_conv_2023.csv"},
+    "shrink": {"type": positive, "help": "the trace's lengths are divided by this"},
+    "rate": {"type": positive, "help": "requests a second that the figures are for"},
+    "seconds": {"type": positive, "help": "for which requests come, at each rate that is tried"},
+    "halvings": {"type": count, "help": "of what lies between a rate kept and one not kept"},
+}
+
+
+def add_load_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare `--load` and the options of all loads."""
+    parser.add_argument("--load", choices=tuple(_LOADS), default="shared", help="what is asked")
+    parser.add_argument("--timeout-seconds", type=positive, default=120.0, help="for one answer")
+    for name, given in _OPTIONS.items():
+        each = ", ".join(
+            f"{load} {_told(taken[name])}" for load, (taken, _) in _LOADS.items() if name in taken
+        )
+        # What is not given is not there, so that `settle` can tell.
+        settings = {**given, "help": f"{given['help']} ({each})", "default": argparse.SUPPRESS}
+        parser.add_argument(f"--{name.replace('_', '-')}", **settings)
+
+
+def settle(options: argparse.Namespace) -> argparse.Namespace:
+    """Give the options the load's defaults. Raises `BenchError` for one that it does not take."""
+    taken, _ = _LOADS[options.load]
+    for name in _OPTIONS:
+        if name in options and name not in taken:
+            flag = name.replace("_", "-")
+            raise BenchError(f"--{flag} says nothing to --load {options.load}")
+    vars(options).update({**taken, **vars(options)})
+    return options
+
+
+def _told(value: object) -> str:
+    return " ".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
 class Load(Protocol):
@@ -30,36 +95,21 @@ class Load(Protocol):
         ...
 
 
+Maker = Callable[[argparse.Namespace, CountTokens], Load]
 FIGURES: Final = LOAD_FIGURES | cold.FIGURES | mixed.FIGURES
-_DEFAULTS: Final[Mapping[str, Mapping[str, object]]] = {
-    "shared": steady.DEFAULTS,
-    "cold": cold.DEFAULTS,
-    "sampled": steady.DEFAULTS,
-    "chat": chat.DEFAULTS,
-    "mixed": mixed.DEFAULTS,
+_LOADS: Final[Mapping[str, tuple[Mapping[str, object], Maker]]] = {
+    "shared": (steady.DEFAULTS, steady.Steady.shared),
+    "cold": (cold.DEFAULTS, cold.Cold.of),
+    "sampled": (steady.DEFAULTS, steady.Steady.sampled),
+    "chat": (chat.DEFAULTS, chat.Chat.of),
+    "mixed": (mixed.DEFAULTS, mixed.Mixed.of),
 }
-_MAKERS: Final[Mapping[str, Callable[[argparse.Namespace, CountTokens], Load]]] = {
-    "shared": steady.Steady.shared,
-    "cold": cold.Cold.of,
-    "sampled": steady.Steady.sampled,
-    "chat": chat.Chat.of,
-    "mixed": mixed.Mixed.of,
-}
-
-
-def add_load_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare `--load` and the options of all loads."""
-    options.add_options(parser, _DEFAULTS)
-
-
-def settled(given: argparse.Namespace) -> argparse.Namespace:
-    """The options with the load's defaults. Raises `BenchError` for one that it does not take."""
-    return options.settled(given, _DEFAULTS)
+"""By name: the options that it takes with their defaults, and what makes one of them."""
 
 
 def make_load(given: argparse.Namespace, count: CountTokens) -> Load:
     """The load that settled options describe. Raises `BenchError` if it cannot be."""
-    return _MAKERS[given.load](given, count)
+    return _LOADS[given.load][1](given, count)
 
 
 def token_counter(model: str) -> CountTokens:

@@ -15,7 +15,7 @@ from time import perf_counter
 from typing import Final
 
 from bench.common.drivers import Ask, Timing
-from bench.common.mt_bench import DEFAULT_QUESTIONS, Conversation, conversations
+from bench.common.traces import DEFAULT_QUESTIONS, Conversation, conversations
 from bench.common.workload import CountTokens
 from bench.service.loads.rounds import Target, answer, summary
 

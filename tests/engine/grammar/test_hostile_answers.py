@@ -3,7 +3,7 @@
 import pytest
 from msgspec import structs
 
-from bench.formats.hostile_grammars import hostile_grammars
+from bench.formats.hostile import hostile_grammars
 from engine.api import EngineRequest, SamplingParams
 from engine.assembly.parts import Parts
 from engine.grammar.source import problem_of

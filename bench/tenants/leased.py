@@ -1,4 +1,4 @@
-"""The real engine of `bench.tenants.leases`, in this process."""
+"""Requests that lease their prompts, floods of another tenant's, and a real engine for both."""
 
 from __future__ import annotations
 
@@ -7,16 +7,50 @@ import random
 from time import perf_counter
 from typing import Final
 
+from bench.common import engines
+from bench.common.engines import finish
 from bench.registry import BenchError
-from bench.tenants.leased_load import LEASE, draw_prompt, finish, flood, request
 from engine.api import CachePolicy, EngineRequest
-from engine.assembly.assemble import load_core
+from engine.blocks.hashing import derive_key
 from engine.config import EngineConfig
+from engine.serve.core import EngineCore
+
+LEASE: Final = CachePolicy(lease_s=1800.0)
+_AT_ONCE: Final = 16
+_LONGEST: Final = 1024
+_VOCABULARY: Final = 40_000
+
+
+def request(
+    name: str, tenant: str, prompt: list[int], output: int, cache: CachePolicy
+) -> EngineRequest:
+    """A request in its tenant's namespace."""
+    key = derive_key(bytes(32), tenant)
+    return engines.request(name, prompt, output, tenant=tenant, key=key, cache=cache)
+
+
+def draw_prompt(draw: random.Random, length: int) -> list[int]:
+    """Tokens that begin like no other prompt."""
+    return draw.choices(range(100, _VOCABULARY), k=length)
+
+
+def flood(core: EngineCore, draw: random.Random, num_tokens: int) -> None:
+    """Another tenant's new prompts of many lengths, so many tokens together, many at once."""
+    left, number = num_tokens, 0
+    while left > 0:
+        for _ in range(_AT_ONCE):
+            longest = min(_LONGEST, core.info.max_context_tokens - 1)
+            prompt = draw_prompt(draw, draw.randint(64, longest))
+            core.submit(request(f"flood {number}", "flood", prompt, 1, CachePolicy()))
+            left, number = left - len(prompt), number + 1
+        finish(core)
+
 
 _QUESTION_TOKENS: Final = 16
 _SYSTEM_TOKENS: Final = 512
 _TENANTS: Final = 4
-_AT_ONCE: Final = 8
+_LOAD: Final = 8
+"""Requests at once."""
 _OUTPUT_TOKENS: Final = 64
 _FLOODS_A_POOL: Final = 2.0
 """So many times what leases leave of the pool: nothing else that was there before is left."""
@@ -27,6 +61,8 @@ class LeasedModel:
 
     def __init__(self, config: EngineConfig, prompt_tokens: int, num_prompts: int) -> None:
         """Load the model. Raises `BenchError` where the pool has no room for the prompts."""
+        from engine.assembly.assemble import load_core  # torch, once its environment is set
+
         self._core = load_core(config)
         info = self._core.info
         leased = -(-prompt_tokens // info.block_size) * num_prompts
@@ -67,7 +103,7 @@ class LeasedModel:
         ways = {"with": LEASE, "without": CachePolicy()}
         for number in range(rounds + 1):
             order = list(ways) if number % 2 else list(ways)[::-1]
-            prompts = [self._next_turn(systems[index % _TENANTS]) for index in range(_AT_ONCE)]
+            prompts = [self._next_turn(systems[index % _TENANTS]) for index in range(_LOAD)]
             seconds = {way: self._load(prompts, way, ways[way]) for way in order}
             if number:
                 ratios.append(seconds["without"] / seconds["with"])

@@ -10,9 +10,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator, ScalarFormatter
 
 from bench.common import plots
-from bench.paper.curves import LATENCY, Curve
-from bench.paper.report.findings import Findings
-from bench.paper.report.tables import CATEGORIES
+from bench.paper.report import CATEGORIES, Findings
+from bench.paper.simulation import LATENCY, Curve
 from bench.paper.systems import (
     FASTER_TRANSFORMER,
     GENERATE,

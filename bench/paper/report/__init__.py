@@ -1,1 +1,0 @@
-"""What was found, as figures, tables and pictures."""
