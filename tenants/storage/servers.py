@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from redis.asyncio import BlockingConnectionPool, Redis
 from redis.asyncio.client import Pipeline, PubSub
@@ -31,74 +31,37 @@ def key_of(command: Command) -> str | None:
     return key.decode() if isinstance(key, bytes) else str(key)
 
 
-class Servers(Protocol):
-    """One server or several."""
-
-    is_cluster: bool
-
-    def place_of(self, command: Command) -> str:
-        """Names the server that a command goes to. Raises `RedisClusterException` for none."""
-        ...
-
-    def slot_of(self, key: str) -> int:
-        """Keys of one slot can be used in one script."""
-        ...
-
-    async def execute(self, *command: Argument) -> Any:
-        """One command's reply."""
-        ...
-
-    async def execute_on_each(self, *command: Argument) -> list[Any]:
-        """Every server's reply to a command without a key."""
-        ...
-
-    def pipeline(self, *, transaction: bool) -> Pipeline | ClusterPipeline:
-        """Several commands for one server."""
-        ...
-
-    def scan(self, pattern: str, count: int) -> AsyncIterator[list[bytes]]:
-        """All keys that match, some at a time; a key may come twice."""
-        ...
-
-    def pubsub(self) -> PubSub:
-        """A subscription: what is published anywhere is heard everywhere."""
-        ...
-
-    async def close(self) -> None:
-        """Close all connections."""
-        ...
-
-
-class OneServer:
-    """All keys are at one server, which may have replicas, and in one slot."""
+class Servers:
+    """One server, which may have replicas: all keys are there, and in one slot."""
 
     is_cluster = False
 
-    def __init__(self, redis: Redis) -> None:
-        self._redis = redis
+    def __init__(self, redis: Redis | RedisCluster) -> None:
+        self._redis: Any = redis
 
     def place_of(self, _command: Command, /) -> str:
-        """See `Servers`."""
+        """Names the server that a command goes to. Raises `RedisClusterException` for none."""
         return ""
 
     def slot_of(self, _key: str, /) -> int:
-        """See `Servers`."""
+        """Keys of one slot can be used in one script."""
         return 0
 
     async def execute(self, *command: Argument) -> Any:
-        """See `Servers`."""
-        return await self._redis.execute_command(*command)  # type: ignore[no-untyped-call]
+        """One command's reply."""
+        return await self._redis.execute_command(*command)
 
     async def execute_on_each(self, *command: Argument) -> list[Any]:
-        """See `Servers`."""
+        """Every server's reply to a command without a key."""
         return [await self.execute(*command)]
 
-    def pipeline(self, *, transaction: bool) -> Pipeline:
-        """See `Servers`."""
-        return self._redis.pipeline(transaction=transaction)
+    def pipeline(self, *, transaction: bool) -> Pipeline | ClusterPipeline:
+        """Several commands for one server."""
+        opened: Pipeline | ClusterPipeline = self._redis.pipeline(transaction=transaction)
+        return opened
 
     async def scan(self, pattern: str, count: int) -> AsyncIterator[list[bytes]]:
-        """See `Servers`."""
+        """All keys that match, some at a time; a key may come twice."""
         cursor = b"0"
         while True:
             cursor, names = await self.execute("SCAN", cursor, "MATCH", pattern, "COUNT", count)
@@ -107,23 +70,23 @@ class OneServer:
                 return
 
     def pubsub(self) -> PubSub:
-        """See `Servers`."""
-        return self._redis.pubsub()
+        """A subscription: what is published anywhere is heard everywhere."""
+        subscription: PubSub = self._redis.pubsub()
+        return subscription
 
     async def close(self) -> None:
-        """See `Servers`."""
+        """Close all connections."""
         await self._redis.aclose()
 
 
-class Cluster:
+class Cluster(Servers):
     """A Redis Cluster: slots of keys at several primaries."""
 
     is_cluster = True
 
-    def __init__(self, redis: RedisCluster) -> None:
-        self._redis = redis
+    _redis: RedisCluster
 
-    def place_of(self, command: Command) -> str:
+    def place_of(self, command: Command, /) -> str:
         """See `Servers`."""
         key = key_of(command)
         if key is None:
@@ -133,21 +96,13 @@ class Cluster:
             raise RedisClusterException(f"no server has the slot of {key!r}")
         return node.name
 
-    def slot_of(self, key: str) -> int:
+    def slot_of(self, key: str, /) -> int:
         """See `Servers`."""
         return self._redis.keyslot(key)
-
-    async def execute(self, *command: Argument) -> Any:
-        """See `Servers`."""
-        return await self._redis.execute_command(*command)
 
     async def execute_on_each(self, *command: Argument) -> list[Any]:
         """See `Servers`."""
         return [await self._on(node, *command) for node in self._redis.get_primaries()]
-
-    def pipeline(self, *, transaction: bool) -> ClusterPipeline:
-        """See `Servers`."""
-        return self._redis.pipeline(transaction=transaction)
 
     async def scan(self, pattern: str, count: int) -> AsyncIterator[list[bytes]]:
         """See `Servers`."""
@@ -166,10 +121,6 @@ class Cluster:
         """See `Servers`."""
         # Not the one with the channel's slot, which may be the one that is gone.
         return self._redis.pubsub(node=self._redis.get_random_node())
-
-    async def close(self) -> None:
-        """See `Servers`."""
-        await self._redis.aclose()
 
     async def _on(self, node: ClusterNode, *command: Argument) -> Any:
         return await self._redis.execute_command(*command, target_nodes=node)
@@ -203,4 +154,4 @@ def connect(url: str, timeout_seconds: float, max_connections: int) -> Servers:
         retry=no_retry,
         protocol=2,  # a server without HELLO can then still say how old it is
     )
-    return OneServer(Redis.from_pool(pool))
+    return Servers(Redis.from_pool(pool))
