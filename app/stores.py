@@ -17,7 +17,7 @@ from tenants.backup.backup import Backup
 from tenants.errors import StoreUnavailable, TenantExists
 from tenants.groups import ShareGroups
 from tenants.idempotency import Idempotency
-from tenants.keyring.keyring import Keyring
+from tenants.keyring import Keyring
 from tenants.keys.operator_tokens import OperatorTokens
 from tenants.limits.budgets import Budgets
 from tenants.limits.limiter import NO_LIMITS, Limiter
@@ -31,9 +31,8 @@ from tenants.storage.embedded import EmbeddedStore, attach_or_start
 from tenants.storage.outbox import Outbox
 from tenants.storage.schema import check_schema
 from tenants.store import TenantStore
-from tenants.stored.objects import EditedObjects, StoredObjects
+from tenants.stored.objects import EditedObjects, StoredObjects, SuspendedResponses
 from tenants.stored.running import RunningResponses
-from tenants.stored.suspended import SuspendedResponses
 from tenants.usage.journal import FileJournal, Journal
 from tenants.usage.meter import UsageMeter
 from tenants.writes.audit import MAX_ENTRIES, UNTRIMMED, Audit

@@ -7,38 +7,31 @@ are kept by `SystemPrompts` under `group.owner`.
 from __future__ import annotations
 
 import builtins
-import functools
-import logging
 import secrets
 import time
 from collections.abc import Callable, Iterable
 
-import msgspec
 from msgspec.structs import replace
 
 from tenants import redis_keys
 from tenants.at_rest.pepper import Peppers
 from tenants.at_rest.records import SealedRecords, unless_altered
-from tenants.errors import GroupExists, GroupNotFound, SealBroken, StoreConflict
+from tenants.errors import GroupExists, GroupNotFound, StoreConflict
+from tenants.owners import Owners, change_of, clear_slot
 from tenants.records import (
     SECRET_BYTES,
-    Change,
     ShareGroup,
     check_id,
     check_name,
     is_id,
-    with_new_secret,
 )
 from tenants.storage import slots
 from tenants.storage.commits import absent, holds
 from tenants.storage.connection import GuardedRedis
 from tenants.storage.generations import keeping
-from tenants.storage.owners import clear_slot, list_records
 from tenants.usage import usage
 from tenants.writes import audit
 from tenants.writes.writes import Writes, until_committed
-
-_log = logging.getLogger(__name__)
 
 
 class ShareGroups:
@@ -50,6 +43,7 @@ class ShareGroups:
         self._redis = redis
         self._records = SealedRecords(peppers)
         self._writes = Writes(redis, audit_max_entries)
+        self._groups = Owners(redis, self._records, self._writes, ShareGroup)
 
     async def create(
         self, group_id: str, name: str | None = None, *, actor: str = "system"
@@ -71,8 +65,8 @@ class ShareGroups:
                 keeping(group),
                 ("ZADD", redis_keys.GROUPS, 0, group_id),
             ],
-            Change(kind="group", name=group_id),
-            _note("group.create", actor, None, group),
+            change_of(group.owner),
+            audit.note("group.create", actor, group.owner, None, group),
         )
         if not committed:
             raise GroupExists(group_id)
@@ -80,18 +74,11 @@ class ShareGroups:
 
     async def list(self, after: str | None = None, limit: int | None = None) -> list[ShareGroup]:
         """Up to `limit` groups by id, from behind the id `after`."""
-        return await list_records(
-            self._redis,
-            redis_keys.GROUPS,
-            lambda one: redis_keys.meta(f"@{one}"),
-            after,
-            limit,
-            functools.partial(unless_altered, self._records.group),
-        )
+        return await self._groups.list(after, limit)
 
     async def get(self, group_id: str) -> ShareGroup:
         """Raises `GroupNotFound`."""
-        return (await self._read(group_id))[1]
+        return (await self._groups.read(group_id))[1]
 
     async def members(self, group_id: str) -> builtins.list[str]:
         """Ids of the tenants in a group, in order. Raises `GroupNotFound`."""
@@ -111,41 +98,21 @@ class ShareGroups:
         Raises `InvalidField` ("name"), `GroupNotFound`.
         """
 
-        async def attempt() -> ShareGroup | None:
-            blob, old = await self._read(group_id)
+        def renamed(old: ShareGroup) -> ShareGroup:
             name = edit(old).name
             if name == old.name:
                 return old
             check_name(name)
-            new = replace(old, name=name, revision=old.revision + 1)
-            committed = await self._writes.commit(
-                [holds(redis_keys.meta(old.owner), blob)],
-                [("SET", redis_keys.meta(old.owner), self._records.encode(new))],
-                Change(kind="group", name=group_id),
-                _note("group.update", actor, old, new),
-            )
-            return new if committed else None
+            return replace(old, name=name, revision=old.revision + 1)
 
-        return await until_committed(attempt)
+        return await self._groups.change(group_id, "update", actor, renamed)
 
     async def rotate_secret(self, group_id: str, *, actor: str = "system") -> ShareGroup:
         """Give a group another namespace secret, as `TenantStore.rotate_secret` does a tenant.
 
         Raises `GroupNotFound`, and `StoreConflict` for one with too many former secrets.
         """
-
-        async def attempt() -> ShareGroup | None:
-            blob, old = await self._read(group_id)
-            new = with_new_secret(old, secrets.token_bytes(SECRET_BYTES), time.time())
-            committed = await self._writes.commit(
-                [holds(redis_keys.meta(old.owner), blob)],
-                [("SET", redis_keys.meta(old.owner), self._records.encode(new))],
-                Change(kind="group", name=group_id),
-                _note("group.rotate_secret", actor, old, new),
-            )
-            return new if committed else None
-
-        return await until_committed(attempt)
+        return await self._groups.rotate_secret(group_id, actor)
 
     async def delete(self, group_id: str, *, actor: str = "system") -> None:
         """Remove a group and its prompts. Raises `GroupNotFound`.
@@ -157,7 +124,7 @@ class ShareGroups:
         owner = f"@{group_id}"
         deleting = redis_keys.deleting(owner)
         blob = await self._redis.execute("GET", deleting)
-        group = None if blob is None else unless_altered(self._records.group, group_id, blob)
+        group = unless_altered(self._records.group, group_id, blob)
         if group is not None:
             await usage.settle_group(self._redis, owner, int(group.created_at * 1000))
         # Until the end of `deleting` late usage may come, which is not to be the next group's.
@@ -165,30 +132,10 @@ class ShareGroups:
         await clear_slot(self._redis, owner, keep=frozenset(last))
         await self._redis.execute("DEL", *last)
 
-    async def _read(self, group_id: str) -> tuple[bytes, ShareGroup]:
-        if not is_id(group_id):
-            raise GroupNotFound(group_id)
-        blob = await self._redis.execute("GET", redis_keys.meta(f"@{group_id}"))
-        if blob is None:
-            raise GroupNotFound(group_id)
-        return blob, self._records.group(group_id, blob)
-
-    async def _read_to_delete(self, group_id: str) -> tuple[bytes, ShareGroup]:
-        """As `_read`, but for a record that was altered: it can be deleted, too."""
-        try:
-            return await self._read(group_id)
-        except SealBroken as error:
-            _log.error("a share group is deleted whose record is not read: %s", error)
-            blob = await self._redis.execute("GET", redis_keys.meta(f"@{group_id}"))
-            if blob is None:
-                raise GroupNotFound(group_id) from None
-            nothing = ShareGroup(id=group_id, name=group_id, namespace_secret=b"", created_at=0)
-            return blob, nothing
-
     async def _begin_delete(self, group_id: str, actor: str) -> bool | None:
         """From here on nobody can join the group, nor put a prompt into it."""
         try:
-            blob, group = await self._read_to_delete(group_id)
+            blob, group = await self._groups.read_to_delete(group_id)
         except GroupNotFound:
             if is_id(group_id) and await self._redis.execute(
                 "EXISTS", redis_keys.deleting(f"@{group_id}")
@@ -209,33 +156,11 @@ class ShareGroups:
                 ("RENAME", redis_keys.meta(group.owner), redis_keys.deleting(group.owner)),
                 ("ZREM", redis_keys.GROUPS, group_id),
             ],
-            Change(kind="group", name=group_id),
-            _note("group.delete", actor, group, None),
+            change_of(group.owner),
+            audit.note("group.delete", actor, group.owner, group, None),
         )
         return True if committed else None
 
 
 def _ids(members: Iterable[bytes]) -> builtins.list[str]:
     return sorted(one.decode(errors="replace") for one in members)
-
-
-def _note(
-    action: str, actor: str, before: ShareGroup | None, after: ShareGroup | None
-) -> audit.Note:
-    either = after or before
-    assert either is not None
-    return audit.Note(
-        actor=actor,
-        action=action,
-        owner=either.owner,
-        before=_document(before),
-        after=_document(after),
-    )
-
-
-def _document(group: ShareGroup | None) -> audit.Document | None:
-    if group is None:
-        return None
-    document: audit.Document = msgspec.to_builtins(group)
-    del document["namespace_secret"], document["former_secrets"]
-    return document

@@ -11,7 +11,7 @@ it is a step for each slot, see `tenants.storage.slots`.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Final
 
 PEPPER = "pw:pepper"
@@ -53,17 +53,10 @@ OUTBOX_MESSAGES = "pw:outbox:{all}:messages"
 """Hash: id to the message, and `id:attempts` to how often it was tried."""
 
 
-def api_key(digest: bytes) -> str:
-    """String: id of the tenant whose key has this digest."""
-    return f"pw:key:{digest.hex()}"
-
-
 EVERY_OWNERS = "pw:{*"
 """Pattern of all keys in any owner's slot."""
 
 _OF_OWNER = re.compile(r"pw:\{([^}]+)\}:([^:]+)(?::(.+))?")
-
-
 _TYPES: Final[Mapping[str, str]] = {
     PEPPER: "string",
     SCHEMA: "string",
@@ -77,14 +70,9 @@ _TYPES: Final[Mapping[str, str]] = {
     OUTBOX_DUE: "zset",
     OUTBOX_MESSAGES: "hash",
 }
-_TYPES_BY_KIND: Final[Mapping[str, str]] = {
-    **dict.fromkeys(("meta", "deleting", "generation", "keys", "usage-batch", "claimed"), "string"),
-    **dict.fromkeys(("response", "conversation", "completion", "running", "suspended"), "string"),
-    **dict.fromkeys(("unfinished", "prompts", "prompt", "index", "usage", "budget-told"), "hash"),
-    **dict.fromkeys(("limits", "held", "presumed", "prompt-bytes", "stored-bytes"), "hash"),
-    **dict.fromkeys(("members", "text"), "set"),
-    **dict.fromkeys(("spending", "streams", "settled", "sockets", "stored", "listed"), "zset"),
-}
+_TYPES_BY_KIND: Final[dict[str, str]] = dict.fromkeys(
+    ("response", "conversation", "completion", "suspended"), "string"
+)
 _STRINGS: Final = re.compile(r"pw:(key|idempotency|step|process):.+")
 
 
@@ -109,24 +97,19 @@ def owner_kind_name(key: str) -> tuple[str, str, str | None]:
     return match[1], match[2], match[3]
 
 
-def everything_of(owner: str) -> str:
-    """Pattern of all keys in an owner's slot. Their ids hold no wildcards."""
-    return f"pw:{{{owner}}}:*"
+def api_key(digest: bytes) -> str:
+    """String: id of the tenant whose key has this digest."""
+    return f"pw:key:{digest.hex()}"
 
 
-def meta(owner: str) -> str:
-    """String: the `Tenant` or `ShareGroup`, encrypted. It exists while this does."""
-    return f"pw:{{{owner}}}:meta"
+def idempotency(digest: bytes) -> str:
+    """String with expiry: what became of a write whose idempotency key has this digest."""
+    return f"pw:idempotency:{digest.hex()}"
 
 
-def deleting(owner: str) -> str:
-    """String: what was `meta`, until the rest of a deleted owner is gone."""
-    return f"pw:{{{owner}}}:deleting"
-
-
-def unfinished(owner: str) -> str:
-    """Hash: ids of writes to the commands in other slots that they still have to run."""
-    return f"pw:{{{owner}}}:unfinished"
+def process(process_id: str) -> str:
+    """String with expiry: a process that runs responses is there."""
+    return f"pw:process:{process_id}"
 
 
 def step(key: str, write_id: str) -> str:
@@ -135,136 +118,115 @@ def step(key: str, write_id: str) -> str:
     return f"pw:step:{{{key if tag is None else tag[1]}}}:{write_id}"
 
 
-def keys(tenant_id: str) -> str:
-    """String: the list of the tenant's `ApiKey`s, encrypted."""
-    return f"pw:{{{tenant_id}}}:keys"
+def everything_of(owner: str) -> str:
+    """Pattern of all keys in an owner's slot. Their ids hold no wildcards."""
+    return f"pw:{{{owner}}}:*"
 
 
-def members(group_owner: str) -> str:
-    """Set: ids of the tenants in a share group."""
-    return f"pw:{{{group_owner}}}:members"
+def stored_object(tenant_id: str, kind: str, object_id: str) -> str:
+    """String with expiry, encrypted: a stored response, a conversation, a chat completion, or a
+    response that a stopping service could not finish."""
+    return f"pw:{{{tenant_id}}}:{kind}:{object_id}"
 
 
-def prompts(owner: str) -> str:
-    """Hash: prompt name to which versions there are; outlives the prompt, see `system_prompts`."""
-    return f"pw:{{{owner}}}:prompts"
+def _one(kind: str, redis_type: str) -> Callable[[str], str]:
+    """An owner's one key of a kind."""
+    _TYPES_BY_KIND[kind] = redis_type
+
+    def key(owner: str) -> str:
+        return f"pw:{{{owner}}}:{kind}"
+
+    return key
 
 
-def prompt(owner: str, name: str) -> str:
-    """Hash: version to its text, encrypted."""
-    return f"pw:{{{owner}}}:prompt:{name}"
+def _several(kind: str, redis_type: str) -> Callable[[str, str], str]:
+    """An owner's keys of a kind, by their names."""
+    _TYPES_BY_KIND[kind] = redis_type
+
+    def key(owner: str, name: str) -> str:
+        return f"pw:{{{owner}}}:{kind}:{name}"
+
+    return key
 
 
-def prompt_bytes(owner: str) -> str:
-    """Hash: prompt name to the bytes of its versions, and all of them, see `prompt_room`."""
-    return f"pw:{{{owner}}}:prompt-bytes"
+meta = _one("meta", "string")
+"""The `Tenant` or `ShareGroup`, encrypted. It exists while this does."""
+
+deleting = _one("deleting", "string")
+"""What was `meta`, until the rest of a deleted owner is gone."""
+
+unfinished = _one("unfinished", "hash")
+"""Ids of writes to the commands in other slots that they still have to run."""
+
+keys = _one("keys", "string")
+"""The list of the tenant's `ApiKey`s, encrypted."""
+
+members = _one("members", "set")
+"""Ids of the tenants in a share group."""
+
+prompts = _one("prompts", "hash")
+"""Prompt name to which versions there are; outlives the prompt, see `system_prompts`."""
+
+prompt = _several("prompt", "hash")
+"""Version to its text, encrypted."""
+
+prompt_bytes = _one("prompt-bytes", "hash")
+"""Prompt name to the bytes of its versions, and all of them, see `prompt_room`."""
+
+prompt_index = _several("index", "hash")
+"""`version:engine` to `PromptIndex`."""
+
+usage = _one("usage", "hash")
+"""`DAY:quantity` to how much of it was used that UTC day."""
+
+usage_batch = _several("usage-batch", "string")
+"""With expiry: number of the last batch of usage that one process handed in."""
+
+spending = _one("spending", "zset")
+"""`request:billionths` reserved of a budget, by when its lease ends."""
+
+presumed = _one("presumed", "hash")
+"""With expiry: reservation to the day it was booked to unseen (`tenants.usage.holds`)."""
+
+generation = _one("generation", "string")
+"""Which of several owners of one id this is, see `tenants.storage.generations`."""
+
+budget_told = _one("budget-told", "hash")
+"""With expiry: `month:threshold:budget` of what was told to be reached."""
+
+limits = _one("limits", "hash")
+"""With expiry: a tenant's buckets and its day, see `tenants.limits.scripts`."""
+
+streams = _one("streams", "zset")
+"""With expiry: ids of admitted requests, by when their lease ends."""
+
+held = _one("held", "hash")
+"""With expiry: the tokens reserved for each running request."""
+
+settled = _one("settled", "zset")
+"""With expiry: requests admitted without Redis and settled here since, by when."""
+
+sockets = _one("sockets", "zset")
+"""With expiry: ids of open sockets, by when their lease ends."""
+
+running = _several("running", "string")
+"""With expiry: a response that runs in some process, as it was when it began."""
+
+claimed = _several("claimed", "string")
+"""With expiry: id of the response that runs in a conversation."""
+
+stored = _one("stored", "zset")
+"""With expiry: the keys of what is kept, by when they expire."""
+
+stored_bytes = _one("stored-bytes", "hash")
+"""With expiry: key of what is kept to its bytes, and "total"."""
+
+listed = _one("listed", "zset")
+"""With expiry: the keys of what is kept and listed, by when it was made."""
+
+_text = _several("text", "set")
 
 
 def prompt_text(owner: str, text_digest: bytes) -> str:
     """Set: `name:version` of the prompts with the text of this digest, see `tenants.at_rest`."""
-    return f"pw:{{{owner}}}:text:{text_digest.hex()}"
-
-
-def prompt_index(owner: str, name: str) -> str:
-    """Hash: `version:engine` to `PromptIndex`."""
-    return f"pw:{{{owner}}}:index:{name}"
-
-
-def stored_object(tenant_id: str, kind: str, object_id: str) -> str:
-    """String with expiry: a stored response, a conversation or a chat completion."""
-    return f"pw:{{{tenant_id}}}:{kind}:{object_id}"
-
-
-def usage(owner: str) -> str:
-    """Hash: `DAY:quantity` to how much of it was used that UTC day."""
-    return f"pw:{{{owner}}}:usage"
-
-
-def usage_batch(owner: str, meter_id: str) -> str:
-    """String with expiry: number of the last batch of usage that one process handed in."""
-    return f"pw:{{{owner}}}:usage-batch:{meter_id}"
-
-
-def spending(tenant_id: str) -> str:
-    """Sorted set: `request:billionths` reserved of a budget, by when its lease ends."""
-    return f"pw:{{{tenant_id}}}:spending"
-
-
-def presumed(tenant_id: str) -> str:
-    """Hash with expiry: reservation to the day it was booked to unseen (`tenants.usage.holds`)."""
-    return f"pw:{{{tenant_id}}}:presumed"
-
-
-def generation(owner: str) -> str:
-    """String: which of several owners of one id this is, see `tenants.storage.generations`."""
-    return f"pw:{{{owner}}}:generation"
-
-
-def budget_told(tenant_id: str) -> str:
-    """Hash with expiry: `month:threshold:budget` of what was told to be reached."""
-    return f"pw:{{{tenant_id}}}:budget-told"
-
-
-def limits(tenant_id: str) -> str:
-    """Hash with expiry: a tenant's buckets and its day, see `tenants.limits.scripts`."""
-    return f"pw:{{{tenant_id}}}:limits"
-
-
-def streams(tenant_id: str) -> str:
-    """Sorted set with expiry: ids of admitted requests, by when their lease ends."""
-    return f"pw:{{{tenant_id}}}:streams"
-
-
-def held(tenant_id: str) -> str:
-    """Hash with expiry: the tokens reserved for each running request."""
-    return f"pw:{{{tenant_id}}}:held"
-
-
-def settled(tenant_id: str) -> str:
-    """Sorted set with expiry: requests admitted without Redis and settled here since, by when."""
-    return f"pw:{{{tenant_id}}}:settled"
-
-
-def sockets(tenant_id: str) -> str:
-    """Sorted set with expiry: ids of open sockets, by when their lease ends."""
-    return f"pw:{{{tenant_id}}}:sockets"
-
-
-def running(tenant_id: str, response_id: str) -> str:
-    """String with expiry: a response that runs in some process, as it was when it began."""
-    return f"pw:{{{tenant_id}}}:running:{response_id}"
-
-
-def process(process_id: str) -> str:
-    """String with expiry: a process that runs responses is there."""
-    return f"pw:process:{process_id}"
-
-
-def claimed(tenant_id: str, conversation_id: str) -> str:
-    """String with expiry: id of the response that runs in a conversation."""
-    return f"pw:{{{tenant_id}}}:claimed:{conversation_id}"
-
-
-def stored(tenant_id: str) -> str:
-    """Sorted set with expiry: the keys of what is kept, by when they expire."""
-    return f"pw:{{{tenant_id}}}:stored"
-
-
-def stored_bytes(tenant_id: str) -> str:
-    """Hash with expiry: key of what is kept to its bytes, and "total"."""
-    return f"pw:{{{tenant_id}}}:stored-bytes"
-
-
-def listed(tenant_id: str) -> str:
-    """Sorted set with expiry: the keys of what is kept and listed, by when it was made."""
-    return f"pw:{{{tenant_id}}}:listed"
-
-
-def suspended(tenant_id: str, response_id: str) -> str:
-    """String with expiry: a response that a stopping service could not finish."""
-    return f"pw:{{{tenant_id}}}:suspended:{response_id}"
-
-
-def idempotency(digest: bytes) -> str:
-    """String with expiry: what became of a write whose idempotency key has this digest."""
-    return f"pw:idempotency:{digest.hex()}"
+    return _text(owner, text_digest.hex())

@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import functools
-import logging
 import secrets
 import time
 from collections.abc import AsyncGenerator, Callable
 
-import msgspec
 from msgspec.structs import replace
 
 from tenants import redis_keys
 from tenants.at_rest.pepper import Peppers
-from tenants.at_rest.records import unless_altered
 from tenants.errors import (
     InvalidField,
-    SealBroken,
     StoreUnavailable,
     TenantExists,
     TenantNotFound,
@@ -25,6 +20,7 @@ from tenants.errors import (
 from tenants.keys.key_lists import lookup_commands
 from tenants.keys.key_store import CACHE_SECONDS, STALE_SECONDS, KeyStore
 from tenants.keys.operator_tokens import OperatorTokens
+from tenants.owners import Owners, clear_slot
 from tenants.records import (
     SECRET_BYTES,
     ApiKey,
@@ -32,13 +28,11 @@ from tenants.records import (
     Tenant,
     check_tenant,
     is_id,
-    with_new_secret,
 )
 from tenants.storage import changes, slots
 from tenants.storage.commits import Check, absent, exists, holds
 from tenants.storage.connection import Command, GuardedRedis
 from tenants.storage.generations import keeping
-from tenants.storage.owners import clear_slot, list_records
 from tenants.usage import usage
 from tenants.usage.usage import DayUsage
 from tenants.writes import audit
@@ -46,7 +40,6 @@ from tenants.writes.writes import until_committed
 
 __all__ = ["CACHE_SECONDS", "STALE_SECONDS", "StoreUnavailable", "TenantStore"]
 
-_log = logging.getLogger(__name__)
 FLUSH_GRACE_SECONDS = 3.0
 """How long a deletion waits for other processes to hear of it and hand in what was used."""
 
@@ -82,6 +75,7 @@ class TenantStore(KeyStore):
             audit_max_entries=audit_max_entries,
         )
         self._flush_grace_seconds = flush_grace_seconds
+        self._tenants = Owners(redis, self._records, self._writes, Tenant)
         self._operator_tokens = OperatorTokens(redis, peppers, audit_max_entries=audit_max_entries)
 
     async def ping(self) -> None:
@@ -120,14 +114,11 @@ class TenantStore(KeyStore):
 
         One whose record was altered is left out, and the log says so.
         """
-        read = functools.partial(unless_altered, self._records.tenant)
-        return await list_records(
-            self._redis, redis_keys.TENANTS, redis_keys.meta, after, limit, read
-        )
+        return await self._tenants.list(after, limit)
 
     async def get_tenant(self, tenant_id: str) -> Tenant:
         """Raises `TenantNotFound`."""
-        return (await self._read(tenant_id))[1]
+        return (await self._tenants.read(tenant_id))[1]
 
     async def update_tenant(
         self,
@@ -143,21 +134,11 @@ class TenantStore(KeyStore):
         `TenantNotFound`.
         """
 
-        async def attempt() -> Tenant | None:
-            blob, old = await self._read(tenant_id)
-            new = _edited(old, edit, old.revision + 1)
-            if new == replace(old, revision=new.revision):
-                return old
-            checks, commands = await self._membership(old, new)
-            committed = await self._writes.commit(
-                [holds(redis_keys.meta(tenant_id), blob), *checks],
-                [("SET", redis_keys.meta(tenant_id), self._records.encode(new)), *commands],
-                Change(kind="tenant", tenant_id=tenant_id),
-                _note("tenant.update", actor, old, new),
-            )
-            return new if committed else None
+        def edited(old: Tenant) -> Tenant:
+            new = _edited(old, edit, old.revision)
+            return new if new == old else replace(new, revision=old.revision + 1)
 
-        return await until_committed(attempt)
+        return await self._tenants.change(tenant_id, "update", actor, edited, self._membership)
 
     async def rotate_secret(self, tenant_id: str, *, actor: str = "system") -> Tenant:
         """Give a tenant another namespace secret: no block that it has cached is found again.
@@ -165,19 +146,7 @@ class TenantStore(KeyStore):
         What it has stored can still be read, and is to be rewritten, see `tenants.at_rest`. Raises
         `TenantNotFound`, and `StoreConflict` for one with too many former secrets.
         """
-
-        async def attempt() -> Tenant | None:
-            blob, old = await self._read(tenant_id)
-            new = with_new_secret(old, secrets.token_bytes(SECRET_BYTES), time.time())
-            committed = await self._writes.commit(
-                [holds(redis_keys.meta(tenant_id), blob)],
-                [("SET", redis_keys.meta(tenant_id), self._records.encode(new))],
-                Change(kind="tenant", tenant_id=tenant_id),
-                _note("tenant.rotate_secret", actor, old, new),
-            )
-            return new if committed else None
-
-        return await until_committed(attempt)
+        return await self._tenants.rotate_secret(tenant_id, actor)
 
     async def delete_tenant(self, tenant_id: str, *, actor: str = "system") -> list[DayUsage]:
         """Remove a tenant and everything of it; returns all its usage. Raises `TenantNotFound`.
@@ -207,26 +176,6 @@ class TenantStore(KeyStore):
         """How many iterate over `changes` right now, in all processes."""
         return await changes.count_subscribers(self._redis)
 
-    async def _read(self, tenant_id: str) -> tuple[bytes, Tenant]:
-        if not is_id(tenant_id):
-            raise TenantNotFound(tenant_id)
-        blob = await self._redis.execute("GET", redis_keys.meta(tenant_id))
-        if blob is None:
-            raise TenantNotFound(tenant_id)
-        return blob, self._records.tenant(tenant_id, blob)
-
-    async def _read_to_delete(self, tenant_id: str) -> tuple[bytes, Tenant]:
-        """As `_read`, but for a record that was altered: it can be deleted, too."""
-        try:
-            return await self._read(tenant_id)
-        except SealBroken as error:
-            _log.error("a tenant is deleted whose record is not read: %s", error)
-            blob = await self._redis.execute("GET", redis_keys.meta(tenant_id))
-            if blob is None:
-                raise TenantNotFound(tenant_id) from None
-            nothing = Tenant(id=tenant_id, name=tenant_id, namespace_secret=b"", created_at=0)
-            return blob, nothing
-
     async def _create(self, tenant: Tenant, record: ApiKey, actor: str) -> Tenant | None:
         """Write a tenant that is not there yet, and its first key. Raises `TenantExists`."""
         meta, deleting = redis_keys.meta(tenant.id), redis_keys.deleting(tenant.id)
@@ -244,7 +193,7 @@ class TenantStore(KeyStore):
                 *joining,
             ],
             Change(kind="tenant", tenant_id=tenant.id),
-            _note("tenant.create", actor, None, tenant),
+            audit.note("tenant.create", actor, tenant.id, None, tenant),
         )
         return tenant if committed else None
 
@@ -269,7 +218,7 @@ class TenantStore(KeyStore):
         change = Change(kind="deleted", tenant_id=tenant_id)
         deleting = redis_keys.deleting(tenant_id)
         try:
-            blob, tenant = await self._read_to_delete(tenant_id)
+            blob, tenant = await self._tenants.read_to_delete(tenant_id)
         except TenantNotFound:
             if not is_id(tenant_id) or not await self._redis.execute("EXISTS", deleting):
                 raise
@@ -290,7 +239,7 @@ class TenantStore(KeyStore):
                 *leaving,
             ],
             change,
-            _note("tenant.delete", actor, tenant, None),
+            audit.note("tenant.delete", actor, tenant.id, tenant, None),
         )
         return True if committed else None
 
@@ -307,23 +256,3 @@ def _edited(tenant: Tenant, edit: Callable[[Tenant], Tenant], revision: int) -> 
     )
     check_tenant(new)
     return new
-
-
-def _note(action: str, actor: str, before: Tenant | None, after: Tenant | None) -> audit.Note:
-    either = after or before
-    assert either is not None
-    return audit.Note(
-        actor=actor,
-        action=action,
-        owner=either.id,
-        before=_document(before),
-        after=_document(after),
-    )
-
-
-def _document(tenant: Tenant | None) -> audit.Document | None:
-    if tenant is None:
-        return None
-    document: audit.Document = msgspec.to_builtins(tenant)
-    del document["namespace_secret"], document["former_secrets"]
-    return document

@@ -16,7 +16,7 @@ from app.wire.chat import ChatBody, ChatCompletion, ChatMessage
 from app.wire.errors import completion_not_found, invalid_request
 from app.wire.events import encode_json
 from app.workers import Workers
-from tenants.at_rest.contents import decoded
+from tenants.at_rest.records import decoded
 from tenants.errors import StoreConflict, StoreUnavailable, TooLargeToStore
 from tenants.records import Tenant
 from tenants.stored.objects import REVISION_BYTES, EditedObjects

@@ -17,7 +17,7 @@ from app.recent import Recent
 from app.request.segments import Segments
 from app.wire.errors import ApiError
 from app.wire.functions import FunctionCall
-from tenants.at_rest.contents import decoded
+from tenants.at_rest.records import decoded
 from tenants.errors import StoreUnavailable, TooLargeToStore
 from tenants.records import Change, Tenant
 from tenants.stored.objects import StoredObjects

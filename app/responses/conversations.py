@@ -24,7 +24,7 @@ from app.wire.errors import (
     conversation_not_found,
     invalid_request,
 )
-from tenants.at_rest.contents import decoded
+from tenants.at_rest.records import decoded
 from tenants.errors import StoreConflict, StoreUnavailable, TooLargeToStore
 from tenants.records import Change, Tenant
 from tenants.stored.objects import REVISION_BYTES, EditedObjects

@@ -25,7 +25,7 @@ from app.wire.responses import SEALED_REASONING, CreateBody
 from app.workers import Workers
 from engine.api import EngineError
 from engine.client import EngineClient
-from tenants.at_rest.contents import decoded
+from tenants.at_rest.records import decoded
 from tenants.errors import StoreUnavailable
 from tenants.records import Change, Principal, Tenant
 

@@ -30,9 +30,8 @@ from app.wire.events import ResponseFailure, ResponseResource, Status, encode_js
 from app.workers import Workers
 from tenants.errors import StoreUnavailable, TooLargeToStore
 from tenants.records import Tenant
-from tenants.stored.objects import is_object_id
+from tenants.stored.objects import SuspendedResponses, is_object_id
 from tenants.stored.running import RunningResponses
-from tenants.stored.suspended import SuspendedResponses
 
 _log = logging.getLogger(__name__)
 _POLL_SECONDS = 0.02

@@ -20,16 +20,30 @@ from tenants.records import ApiKey, ShareGroup, Tenant
 _log = logging.getLogger(__name__)
 Record = TypeVar("Record", Tenant, ShareGroup)
 T = TypeVar("T")
+Content = TypeVar("Content")
 _tenant_decoder = msgspec.msgpack.Decoder(Tenant)
 _group_decoder = msgspec.msgpack.Decoder(ShareGroup)
 _keys_decoder = msgspec.msgpack.Decoder(list[ApiKey])
 
 
-def unless_altered(read: Callable[[str, bytes], T], record_id: str, blob: bytes) -> T | None:
-    """What `read` makes of one record of several: one that it cannot read is told to the log, and
-    must not keep the others from being served."""
+def decoded(content: bytes, kind: type[Content], name: str) -> Content | None:
+    """The content of the record of that name; `None` where it is of no such kind.
+
+    One in clear may be anything, and one of another kind may be sealed for the same place. That is
+    as good as gone, and the log says so.
+    """
     try:
-        return read(record_id, blob)
+        return msgspec.msgpack.decode(content, type=kind)
+    except (msgspec.DecodeError, ValueError) as error:
+        _log.error("a stored record is not read: %s is no %s: %s", name, kind.__name__, error)
+        return None
+
+
+def unless_altered(read: Callable[[str, bytes], T], record_id: str, blob: bytes | None) -> T | None:
+    """What `read` makes of one record of several, if it is there: one that it cannot read is told
+    to the log, and must not keep the others from being served."""
+    try:
+        return None if blob is None else read(record_id, blob)
     except SealError as error:
         _log.error("a stored record is not read: %s", error)
         return None

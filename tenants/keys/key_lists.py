@@ -10,7 +10,6 @@ from tenants import redis_keys
 from tenants.errors import KeyNotFound
 from tenants.records import ApiKey, Tenant
 from tenants.storage.connection import Command
-from tenants.writes import audit
 
 
 class Edit(msgspec.Struct, frozen=True):
@@ -62,12 +61,3 @@ def newest(keys: list[ApiKey]) -> ApiKey:
         if key.replaced_by is None:
             return key
     raise KeyNotFound(None)
-
-
-def document(key: ApiKey | None) -> audit.Document | None:
-    """What the audit shows of a key."""
-    if key is None:
-        return None
-    shown: audit.Document = msgspec.to_builtins(key)
-    del shown["digest"], shown["tenant_id"], shown["pepper_id"]
-    return shown

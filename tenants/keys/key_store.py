@@ -22,7 +22,7 @@ from tenants.errors import (
     StoreUnavailable,
     TenantNotFound,
 )
-from tenants.keys.key_lists import Edit, Held, document, find, lookup_commands, newest
+from tenants.keys.key_lists import Edit, Held, find, lookup_commands, newest
 from tenants.records import (
     ApiKey,
     Change,
@@ -268,13 +268,8 @@ class KeyStore:
                     *lookup_commands(held.keys, edited.keys),
                 ],
                 Change(kind="keys", tenant_id=tenant_id),
-                audit.Note(
-                    actor=actor,
-                    action=action,
-                    owner=tenant_id,
-                    target=edited.target,
-                    before=document(edited.before),
-                    after=document(edited.after),
+                audit.note(
+                    action, actor, tenant_id, edited.before, edited.after, target=edited.target
                 ),
             )
             return edited if committed else None
@@ -303,7 +298,7 @@ class KeyStore:
         if name is None:
             return None
         blob = await self._redis.execute("GET", redis_keys.meta(f"@{name}"))
-        return None if blob is None else unless_altered(self._records.group, name, blob)
+        return unless_altered(self._records.group, name, blob)
 
     async def _rehash(self, key: ApiKey, digest: bytes) -> ApiKey:
         """The key, by its digest with the current pepper from now on where the store is at that.

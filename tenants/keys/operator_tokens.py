@@ -118,7 +118,7 @@ class OperatorTokens:
                 [field_holds(redis_keys.OPERATOR_TOKENS, token_id, blob)],
                 [("HDEL", redis_keys.OPERATOR_TOKENS, token_id)],
                 None,
-                _note("token.revoke", actor, record, None, token_id),
+                audit.note("token.revoke", actor, "", record, None, token_id),
             )
             return True if committed else None
 
@@ -180,7 +180,7 @@ class OperatorTokens:
         if not is_id(tenant_id):
             return None
         blob = await self._redis.execute("GET", redis_keys.meta(tenant_id))
-        tenant = None if blob is None else unless_altered(self._records.tenant, tenant_id, blob)
+        tenant = unless_altered(self._records.tenant, tenant_id, blob)
         return None if tenant is None else tenant.generation
 
     async def _add(self, record: OperatorToken, actor: str) -> bool | None:
@@ -195,7 +195,7 @@ class OperatorTokens:
             [as_many],
             [*(("HDEL", key, one) for one in dead), ("HSET", key, record.id, self._sealed(record))],
             None,
-            _note("token.create", actor, None, record),
+            audit.note("token.create", actor, "", None, record, record.id),
         )
         return True if added else None
 
@@ -219,30 +219,3 @@ class OperatorTokens:
 
 def _digest(token: str) -> bytes:
     return hashlib.sha256(token.encode()).digest()
-
-
-def _note(
-    action: str,
-    actor: str,
-    before: OperatorToken | None,
-    after: OperatorToken | None,
-    token_id: str | None = None,
-) -> audit.Note:
-    target = token_id if after is None else after.id
-    assert target is not None
-    return audit.Note(
-        actor=actor,
-        action=action,
-        owner="",
-        target=target,
-        before=_document(before),
-        after=_document(after),
-    )
-
-
-def _document(token: OperatorToken | None) -> audit.Document | None:
-    if token is None:
-        return None
-    document: audit.Document = msgspec.to_builtins(token)
-    del document["digest"]
-    return document

@@ -14,10 +14,11 @@ import msgspec
 from msgspec.structs import replace
 
 from tenants import redis_keys
-from tenants.at_rest.contents import decoded
+from tenants.at_rest.records import decoded
 from tenants.errors import InvalidField, PromptNotFound
-from tenants.keyring.keyring import Keyring
+from tenants.keyring import Keyring
 from tenants.keys.key_store import CACHE_SECONDS, STALE_SECONDS
+from tenants.owners import not_found
 from tenants.prompts.room import MostBytes, PromptRoom, no_limit
 from tenants.prompts.texts import PromptText, PromptTexts
 from tenants.records import (
@@ -31,7 +32,6 @@ from tenants.records import (
 from tenants.storage.cache import ReadThroughCache
 from tenants.storage.commits import Check, exists, field_holds
 from tenants.storage.connection import Command, GuardedRedis, Script
-from tenants.storage.owners import not_found
 from tenants.writes import audit
 from tenants.writes.writes import Writes, until_committed
 

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 import msgspec
 
 from tenants import redis_keys
-from tenants.at_rest.contents import decoded
-from tenants.keyring.keyring import Keyring, Namespace
+from tenants.at_rest.records import decoded
+from tenants.keyring import Keyring, Namespace
+from tenants.owners import not_found
 from tenants.storage.commits import commit_if, field_holds
 from tenants.storage.connection import Command, GuardedRedis
-from tenants.storage.owners import not_found
 
 
 class PromptText(msgspec.Struct, frozen=True):

@@ -18,8 +18,7 @@ from tenants.at_rest.pepper import Peppers
 from tenants.at_rest.records import SealedRecords
 from tenants.at_rest.sealer import HEAD_BYTES
 from tenants.errors import SealBroken, TenantNotFound
-from tenants.keyring.keyring import Keyring
-from tenants.keyring.rewriting import HEADS, compact_log, rewrite
+from tenants.keyring import HEADS, Keyring, compact_log, rewrite
 from tenants.keys.operator_tokens import OperatorTokens
 from tenants.prompts.system_prompts import SystemPrompts
 from tenants.storage.commits import commit_if, holds

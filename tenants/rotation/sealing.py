@@ -14,13 +14,11 @@ import msgspec
 from msgspec.structs import replace
 
 from tenants import redis_keys
-from tenants.at_rest.contents import decoded
 from tenants.at_rest.pepper import Peppers
-from tenants.at_rest.records import SealedRecords
+from tenants.at_rest.records import SealedRecords, decoded
 from tenants.at_rest.sealer import OVERHEAD_BYTES, Sealer, is_sealed
 from tenants.errors import SealError
-from tenants.keyring.keyring import Keyring
-from tenants.keyring.rewriting import HEADS, compact_log, rewrite
+from tenants.keyring import HEADS, Keyring, compact_log, rewrite
 from tenants.keys.operator_tokens import OperatorTokens
 from tenants.prompts.texts import PromptText, PromptTexts
 from tenants.records import ApiKey, ShareGroup, Tenant

@@ -10,8 +10,7 @@ from collections.abc import Sequence
 
 from tenants import redis_keys
 from tenants.errors import InvalidField, StoreUnavailable, TooLargeToStore
-from tenants.keyring.keyring import Keyring
-from tenants.keyring.rewriting import rewrite
+from tenants.keyring import Keyring, rewrite
 from tenants.prompts.room import TOTAL
 from tenants.storage.connection import GuardedRedis, Script
 from tenants.storage.generations import ANY, LIVES

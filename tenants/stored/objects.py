@@ -12,8 +12,8 @@ from typing import Literal
 
 from tenants import redis_keys
 from tenants.errors import InvalidField
-from tenants.keyring.keyring import Keyring
-from tenants.keyring.rewriting import REVISION_BYTES as REVISION_BYTES
+from tenants.keyring import REVISION_BYTES as REVISION_BYTES
+from tenants.keyring import Keyring
 from tenants.records import Change
 from tenants.storage import changes
 from tenants.storage.connection import GuardedRedis
@@ -21,7 +21,7 @@ from tenants.storage.generations import ANY
 from tenants.stored.blobs import StoredBlobs
 from tenants.writes.writes import until_committed
 
-Kind = Literal["response", "conversation", "completion"]
+Kind = Literal["response", "conversation", "completion", "suspended"]
 _OBJECT_ID = re.compile(r"[A-Za-z0-9_-]{1,128}")
 
 
@@ -168,6 +168,25 @@ class EditedObjects(StoredObjects):
             return None if keys is None else []
         blobs = await self._blobs.load_each(tenant_id, keys, self._head_bytes)
         return [(key.removeprefix(prefix), blob) for key, blob in zip(keys, blobs, strict=True)]
+
+
+class SuspendedResponses(StoredObjects):
+    """Responses that a stopping service could not finish: who starts next may go on with one."""
+
+    def __init__(
+        self, redis: GuardedRedis, keyring: Keyring, default_bytes: int | None = None
+    ) -> None:
+        super().__init__(redis, keyring, "suspended", default_bytes)
+
+    async def take(self, tenant_id: str, response_id: str) -> bytes | None:
+        """The tenant's blob, which is then nobody else's; `None` if it is gone."""
+        if not is_object_id(response_id):
+            return None
+        return await self._blobs.take(tenant_id, self._key(tenant_id, response_id))
+
+    async def holds(self, tenant_id: str, response_id: str) -> bool:
+        """Whether somebody can still go on with a response."""
+        return await self.load(tenant_id, response_id) is not None
 
 
 def is_object_id(object_id: str) -> bool:

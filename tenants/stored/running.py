@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 from tenants import redis_keys
 from tenants.errors import SealError, StoreUnavailable
-from tenants.keyring.keyring import Keyring
+from tenants.keyring import Keyring
 from tenants.records import Change
 from tenants.storage import changes
 from tenants.storage.connection import Command, GuardedRedis, Script

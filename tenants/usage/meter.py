@@ -15,8 +15,7 @@ from tenants.storage.generations import ANY
 from tenants.usage import usage
 from tenants.usage.journal import Journal, Slot
 from tenants.usage.ledger import Booked, Ledger, Record, Sealed, Taken
-from tenants.usage.shared_costs import USED_BY
-from tenants.usage.usage import GROUP, DayUsage, Entry, adding
+from tenants.usage.usage import GROUP, USED_BY, DayUsage, Entry, adding
 
 _log = logging.getLogger(__name__)
 FLUSH_SECONDS = 1.0

@@ -21,6 +21,8 @@ _PAGE = 1000
 _ENTRY_ID = re.compile(r"[0-9]{1,15}-[0-9]{1,15}")
 
 Document = dict[str, Any]
+_HIDDEN = frozenset({"namespace_secret", "former_secrets", "digest", "pepper_id", "tenant_id"})
+"""Fields of records: secrets, what finds them, and whose a key is, which `owner` says."""
 
 
 class Note(msgspec.Struct, frozen=True, kw_only=True):
@@ -32,6 +34,32 @@ class Note(msgspec.Struct, frozen=True, kw_only=True):
     target: str = ""
     before: Document | None = None
     after: Document | None = None
+
+
+def note(
+    action: str,
+    actor: str,
+    owner: str,
+    before: msgspec.Struct | None,
+    after: msgspec.Struct | None,
+    target: str = "",
+) -> Note:
+    """Of a write that makes one record of another, without what is hidden of these."""
+    return Note(
+        actor=actor,
+        action=action,
+        owner=owner,
+        target=target,
+        before=_shown(before),
+        after=_shown(after),
+    )
+
+
+def _shown(record: msgspec.Struct | None) -> Document | None:
+    if record is None:
+        return None
+    document: Document = msgspec.to_builtins(record)
+    return {name: value for name, value in document.items() if name not in _HIDDEN}
 
 
 class AuditEntry(Note, frozen=True, kw_only=True):

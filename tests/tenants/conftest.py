@@ -17,7 +17,7 @@ from redis.cluster import RedisCluster
 from tenants.at_rest.pepper import Peppers
 from tenants.errors import StoreUnavailable
 from tenants.groups import ShareGroups
-from tenants.keyring.keyring import Keyring
+from tenants.keyring import Keyring
 from tenants.limits.limiter import Admission, Limiter
 from tenants.prompts.system_prompts import SystemPrompts
 from tenants.records import ApiKey, Change, ShareGroup, Tenant

@@ -10,9 +10,8 @@ import redis
 from tenants import redis_keys
 from tenants.at_rest.pepper import Peppers
 from tenants.errors import PepperMismatch
-from tenants.stored.objects import EditedObjects
+from tenants.stored.objects import EditedObjects, SuspendedResponses
 from tenants.stored.running import RunningResponses
-from tenants.stored.suspended import SuspendedResponses
 from tests.tenants.conftest import OpenRoom, Room, everything
 
 TEXT = "You keep the secret of the blue lagoon."
@@ -67,7 +66,7 @@ async def test_records_that_are_swapped_are_refused(
         raw.copy(other, mine, replace=True)
         assert await room.responses.load("acme", "resp_1") is None
     await room.responses.save("acme", "resp_1", b"one", 60)
-    raw.copy(mine, redis_keys.suspended("acme", "resp_1"))
+    raw.copy(mine, redis_keys.stored_object("acme", "suspended", "resp_1"))
     assert await SuspendedResponses(room.redis, room.keyring).take("acme", "resp_1") is None
     conversations = EditedObjects(room.redis, room.keyring, "conversation")
     for name in ("conv_1", "conv_2"):

@@ -16,7 +16,7 @@ from tenants.idempotency import Idempotency
 from tenants.limits.limiter import Limiter, LimitExceeded
 from tenants.records import Change, TenantLimits
 from tenants.storage import changes, connection
-from tenants.stored.suspended import SuspendedResponses
+from tenants.stored.objects import SuspendedResponses
 from tenants.usage.meter import UsageMeter
 from tests.tenants.conftest import (
     TIMEOUT_SECONDS,

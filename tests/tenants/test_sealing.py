@@ -23,9 +23,8 @@ from tenants.storage import schema
 from tenants.storage.connection import open_redis
 from tenants.storage.embedded import EmbeddedStore
 from tenants.storage.schema import check_schema
-from tenants.stored.objects import REVISION_BYTES, EditedObjects
+from tenants.stored.objects import REVISION_BYTES, EditedObjects, SuspendedResponses
 from tenants.stored.running import Found, RunningResponses
-from tenants.stored.suspended import SuspendedResponses
 from tests.tenants.conftest import OpenRoom, Room, everything, who
 
 TEXT = "You keep the secret of the blue lagoon."
@@ -33,7 +32,7 @@ REVISION, CONTENT = b"r" * REVISION_BYTES, b"\x81" + TEXT.encode()
 STORED = {
     redis_keys.stored_object("acme", "response", "resp_1"): CONTENT,
     redis_keys.stored_object("acme", "conversation", "conv_1"): REVISION + CONTENT,
-    redis_keys.suspended("acme", "resp_2"): CONTENT,
+    redis_keys.stored_object("acme", "suspended", "resp_2"): CONTENT,
     redis_keys.running("acme", "resp_3"): CONTENT,
 }
 

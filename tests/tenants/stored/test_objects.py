@@ -12,8 +12,7 @@ import redis
 from tenants import redis_keys
 from tenants.errors import InvalidField, TooLargeToStore
 from tenants.storage.connection import GuardedRedis
-from tenants.stored.objects import StoredObjects
-from tenants.stored.suspended import SuspendedResponses
+from tenants.stored.objects import StoredObjects, SuspendedResponses
 from tests.tenants.conftest import Room, eventually, everything
 
 

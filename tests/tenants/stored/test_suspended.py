@@ -8,7 +8,7 @@ import pytest
 import redis
 
 from tenants.errors import InvalidField
-from tenants.stored.suspended import SuspendedResponses
+from tenants.stored.objects import SuspendedResponses
 from tests.tenants.conftest import OpenRoom, Room, everything
 
 

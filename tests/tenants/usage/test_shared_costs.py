@@ -13,8 +13,7 @@ from msgspec.structs import replace
 
 from tenants.errors import StoreConflict
 from tenants.usage.meter import UsageMeter
-from tenants.usage.shared_costs import USED_BY, charges, split
-from tenants.usage.usage import DayUsage
+from tenants.usage.usage import USED_BY, DayUsage, charges, split
 from tests.tenants.clock import Clock
 from tests.tenants.conftest import OpenRoom, Room, cut_off
 
