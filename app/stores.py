@@ -35,8 +35,7 @@ from tenants.stored.objects import EditedObjects, StoredObjects, SuspendedRespon
 from tenants.stored.running import RunningResponses
 from tenants.usage.journal import FileJournal, Journal
 from tenants.usage.meter import UsageMeter
-from tenants.writes.audit import MAX_ENTRIES, UNTRIMMED, Audit
-from tenants.writes.audit_keeping import AuditKeeper
+from tenants.writes.audit import MAX_ENTRIES, UNTRIMMED, Audit, AuditKeeper
 
 DEMO_TENANT = "demo"
 _PATIENCE_SECONDS = 30.0

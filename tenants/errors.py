@@ -109,7 +109,6 @@ class TenantExists(StoreError):
 
     def __init__(self, tenant_id: str) -> None:
         super().__init__(f"tenant {tenant_id!r} exists already")
-        self.tenant_id = tenant_id
 
 
 class TenantNotFound(StoreError):
@@ -117,7 +116,6 @@ class TenantNotFound(StoreError):
 
     def __init__(self, tenant_id: str) -> None:
         super().__init__(f"there is no tenant {tenant_id!r}")
-        self.tenant_id = tenant_id
 
 
 class KeyNotFound(StoreError):
@@ -127,7 +125,6 @@ class KeyNotFound(StoreError):
         super().__init__(
             "there is no live key" if key_id is None else f"there is no key {key_id!r}"
         )
-        self.key_id = key_id
 
 
 class TokenNotFound(StoreError):
@@ -135,7 +132,6 @@ class TokenNotFound(StoreError):
 
     def __init__(self, token_id: str) -> None:
         super().__init__(f"there is no admin token {token_id!r}")
-        self.token_id = token_id
 
 
 class GroupExists(StoreError):
@@ -143,7 +139,6 @@ class GroupExists(StoreError):
 
     def __init__(self, group_id: str) -> None:
         super().__init__(f"share group {group_id!r} exists already")
-        self.group_id = group_id
 
 
 class GroupNotFound(StoreError):
@@ -151,7 +146,6 @@ class GroupNotFound(StoreError):
 
     def __init__(self, group_id: str) -> None:
         super().__init__(f"there is no share group {group_id!r}")
-        self.group_id = group_id
 
 
 class UsageRefused(StoreError):
@@ -167,8 +161,6 @@ class PromptNotFound(StoreError):
     def __init__(self, name: str, version: int | None = None) -> None:
         suffix = "" if version is None else f" in version {version}"
         super().__init__(f"there is no prompt {name!r}{suffix}")
-        self.name = name
-        self.version = version
 
 
 class InvalidField(StoreError):

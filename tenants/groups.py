@@ -26,9 +26,8 @@ from tenants.records import (
     is_id,
 )
 from tenants.storage import slots
-from tenants.storage.commits import absent, holds
+from tenants.storage.commits import absent, holds, keeping
 from tenants.storage.connection import GuardedRedis
-from tenants.storage.generations import keeping
 from tenants.usage import usage
 from tenants.writes import audit
 from tenants.writes.writes import Writes, until_committed

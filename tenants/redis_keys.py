@@ -35,7 +35,7 @@ AUDIT = "pw:audit"
 """Stream: every write of an operator, see `tenants.writes.audit`."""
 
 AUDIT_WRITTEN = "pw:audit-written"
-"""String: id of the last entry that is in a file, see `tenants.writes.audit_keeping`."""
+"""String: id of the last entry that is in a file, see `tenants.writes.audit`."""
 
 AUDIT_KEEPER = "pw:audit-keeper"
 """String with expiry: which process keeps the audit."""
@@ -186,10 +186,10 @@ spending = _one("spending", "zset")
 """`request:billionths` reserved of a budget, by when its lease ends."""
 
 presumed = _one("presumed", "hash")
-"""With expiry: reservation to the day it was booked to unseen (`tenants.usage.holds`)."""
+"""With expiry: reservation to the day it was booked to unseen (`tenants.usage.usage`)."""
 
 generation = _one("generation", "string")
-"""Which of several owners of one id this is, see `tenants.storage.generations`."""
+"""Which of several owners of one id this is, see `tenants.storage.commits`."""
 
 budget_told = _one("budget-told", "hash")
 """With expiry: `month:threshold:budget` of what was told to be reached."""

@@ -30,9 +30,8 @@ from tenants.records import (
     is_id,
 )
 from tenants.storage import changes, slots
-from tenants.storage.commits import Check, absent, exists, holds
+from tenants.storage.commits import Check, absent, exists, holds, keeping
 from tenants.storage.connection import Command, GuardedRedis
-from tenants.storage.generations import keeping
 from tenants.usage import usage
 from tenants.usage.usage import DayUsage
 from tenants.writes import audit

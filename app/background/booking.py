@@ -13,7 +13,7 @@ from app.limits.booking import Booking
 from engine.api import EngineUnavailable
 from engine.client import EngineClient
 from tenants.errors import StoreUnavailable
-from tenants.storage.generations import ANY
+from tenants.storage.commits import ANY
 from tenants.usage.meter import UsageMeter
 
 _SECONDS = 10.0

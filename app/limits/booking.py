@@ -8,7 +8,7 @@ import msgspec
 
 from engine.api import EngineRequest
 from tenants.records import ShareGroup
-from tenants.storage.generations import ANY
+from tenants.storage.commits import ANY
 from tenants.usage.journal import Slot
 from tenants.usage.meter import UsageMeter
 from tenants.usage.prices import FREE, Prices

@@ -3,7 +3,7 @@
 The truth is the usage that is booked; beside it stands what running requests have reserved, at the
 most that they can cost. One's reservation goes in the very step that books its cost, see
 `tenants.usage.usage`; where its lease ends before, it is booked as it stands, see
-`tenants.usage.holds`.
+`tenants.usage.usage`.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from tenants.errors import StoreUnavailable
 from tenants.limits.limiter import LEASE_SECONDS, Limiter
 from tenants.limits.verdict import LimitExceeded
 from tenants.records import Change, Tenant
+from tenants.storage.commits import LIVES
 from tenants.storage.connection import Argument, GuardedRedis, Script
-from tenants.storage.generations import LIVES
 from tenants.storage.outbox import Outbox
 from tenants.usage import usage
-from tenants.usage.holds import HOLDS
 from tenants.usage.prices import NANOS_PER_MICRO, Prices, shown
+from tenants.usage.usage import HOLDS
 
 _log = logging.getLogger(__name__)
 Threshold = Literal["soft", "hard"]

@@ -31,8 +31,8 @@ from tenants.limits.scripts import (
 from tenants.limits.verdict import LimitExceeded, Quota, Verdict
 from tenants.records import Tenant, TenantLimits
 from tenants.storage import changes
+from tenants.storage.commits import ANY
 from tenants.storage.connection import GuardedRedis
-from tenants.storage.generations import ANY
 
 __all__ = ["Admission", "LimitExceeded", "Limiter", "Quota"]
 

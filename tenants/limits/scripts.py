@@ -10,8 +10,8 @@ Otherwise a reservation that outlives its refill would come back twice, by time 
 from __future__ import annotations
 
 from tenants.limits.verdict import DAY, MINUTE
+from tenants.storage.commits import LIVES
 from tenants.storage.connection import Script
-from tenants.storage.generations import LIVES
 
 
 def request_name(unique: str, streams: int = 1) -> str:

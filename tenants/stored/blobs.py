@@ -12,8 +12,8 @@ from tenants import redis_keys
 from tenants.errors import InvalidField, StoreUnavailable, TooLargeToStore
 from tenants.keyring import Keyring, rewrite
 from tenants.prompts.room import TOTAL
+from tenants.storage.commits import ANY, LIVES
 from tenants.storage.connection import GuardedRedis, Script
-from tenants.storage.generations import ANY, LIVES
 
 _OVERHEAD_BYTES = 512
 """What a blob takes besides its content, about: its key, and its place in the books."""

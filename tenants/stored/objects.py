@@ -16,8 +16,8 @@ from tenants.keyring import REVISION_BYTES as REVISION_BYTES
 from tenants.keyring import Keyring
 from tenants.records import Change
 from tenants.storage import changes
+from tenants.storage.commits import ANY
 from tenants.storage.connection import GuardedRedis
-from tenants.storage.generations import ANY
 from tenants.stored.blobs import StoredBlobs
 from tenants.writes.writes import until_committed
 

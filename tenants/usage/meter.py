@@ -10,8 +10,8 @@ from contextlib import contextmanager
 from datetime import UTC, date, datetime
 
 from tenants.errors import InvalidField, StoreUnavailable, UsageRefused
+from tenants.storage.commits import ANY
 from tenants.storage.connection import GuardedRedis
-from tenants.storage.generations import ANY
 from tenants.usage import usage
 from tenants.usage.journal import Journal, Slot
 from tenants.usage.ledger import Booked, Ledger, Record, Sealed, Taken
@@ -26,7 +26,7 @@ class UsageMeter:
     """Counts what tenants use in this process and keeps it until Redis has it, exactly once.
 
     What its `journal` has outlives the process, see `left`. Owners are named with the
-    generation that is meant, see `tenants.storage.generations`.
+    generation that is meant, see `tenants.storage.commits`.
     """
 
     def __init__(

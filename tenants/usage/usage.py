@@ -4,6 +4,11 @@ What was computed once of a share group's prompts is counted for the group, unde
 how many tokens of them each member's requests had. A day's amount is charged to the members in
 proportion to that when their usage is read; on a day on which nobody used them it waits for the
 next one on which somebody did. Nothing is rounded away.
+
+A reservation of a budget whose lease ended unbooked, as its process is gone or was cut off, is
+booked as what it had reserved, by whoever finds it: what it has cost is not known here, and nobody
+may spend it again. Where its true cost comes after all, from the journal of the process that died
+(see `tenants.usage.meter`), it takes the place of that.
 """
 
 from __future__ import annotations
@@ -11,15 +16,60 @@ from __future__ import annotations
 import contextlib
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from datetime import date
-from typing import TypeAlias
+from datetime import UTC, date, datetime
+from typing import Final, TypeAlias
 
 import msgspec
 
 from tenants import redis_keys
+from tenants.storage.commits import ANY, LIVES
 from tenants.storage.connection import Argument, GuardedRedis, Script
-from tenants.storage.generations import ANY, LIVES
-from tenants.usage.holds import HOLDS, book_expired
+
+_PRESUMED_SECONDS: Final = 60 * 86_400
+
+# `book_expired(spending, usage, presumed, now, day)`, `now` in milliseconds; and `release(spending,
+# usage, presumed, hold)`, with what it has cost booked beside. A reservation is `id:billionths`.
+HOLDS = f"""
+local function book_expired(spending, usage, presumed, now, day)
+  local over = redis.call('ZRANGEBYSCORE', spending, '-inf', string.format('%.0f', now))
+  for _, hold in ipairs(over) do
+    redis.call('ZREM', spending, hold)
+    local cost = string.match(hold, ':(%d+)$')
+    if cost then
+      redis.call('HINCRBY', usage, day .. ':cost_nanos', cost)
+      redis.call('HSET', presumed, hold, day)
+    end
+  end
+  if #over > 0 then redis.call('EXPIRE', presumed, {_PRESUMED_SECONDS}) end
+end
+local function release(spending, usage, presumed, hold)
+  if redis.call('ZREM', spending, hold) == 1 then return end
+  local day = redis.call('HGET', presumed, hold)
+  if not day then return end
+  redis.call('HINCRBY', usage, day .. ':cost_nanos', '-' .. string.match(hold, ':(%d+)$'))
+  redis.call('HDEL', presumed, hold)
+end
+"""
+
+# KEYS: spending, usage, presumed. ARGV: the day.
+_BOOK = Script(
+    HOLDS
+    + """
+local time = redis.call('TIME')
+book_expired(KEYS[1], KEYS[2], KEYS[3], time[1] * 1000 + math.floor(time[2] / 1000), ARGV[1])
+"""
+)
+
+
+async def book_expired(redis: GuardedRedis, tenant_id: str) -> None:
+    """Have a tenant's usage say what is presumed. Raises `StoreUnavailable`."""
+    keys = [
+        redis_keys.spending(tenant_id),
+        redis_keys.usage(tenant_id),
+        redis_keys.presumed(tenant_id),
+    ]
+    await redis.run_script(_BOOK, keys, [datetime.now(UTC).date().isoformat()])
+
 
 Counts = Mapping[str, int]
 USED_BY = "used:"
@@ -138,6 +188,9 @@ class DayUsage(msgspec.Struct, frozen=True, kw_only=True):
     cost_nanos: int = 0
 
 
+_COUNTED = frozenset(DayUsage.__struct_fields__) - {"day", "stream_seconds"}
+
+
 async def read_all(redis: GuardedRedis, tenant_id: str) -> list[DayUsage]:
     """All days on which a tenant used anything, in order. Raises `StoreUnavailable`."""
     await book_expired(redis, tenant_id)
@@ -147,15 +200,8 @@ async def read_all(redis: GuardedRedis, tenant_id: str) -> list[DayUsage]:
     return [
         DayUsage(
             day=date.fromisoformat(day),
-            requests=used["requests"],
-            prompt_tokens=used["prompt_tokens"],
-            cached_tokens=used["cached_tokens"],
-            cache_write_tokens=used["cache_write_tokens"],
-            computed_tokens=used["computed_tokens"],
-            output_tokens=used["output_tokens"],
-            lease_block_seconds=used["lease_block_seconds"],
             stream_seconds=used["stream_milliseconds"] / 1000,
-            cost_nanos=used["cost_nanos"],
+            **{name: used[name] for name in _COUNTED},
         )
         for day, used in sorted(days.items())
     ]

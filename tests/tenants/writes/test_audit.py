@@ -23,8 +23,7 @@ from tenants.errors import (
 )
 from tenants.groups import ShareGroups
 from tenants.store import TenantStore
-from tenants.writes.audit import UNTRIMMED, AuditEntry
-from tenants.writes.audit_keeping import AuditKeeper
+from tenants.writes.audit import UNTRIMMED, AuditEntry, AuditKeeper
 from tests.tenants.conftest import OpenRoom, Room, eventually, everything, named
 
 
