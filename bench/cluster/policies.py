@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import random
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 from app.cluster.routing.index import PrefixIndex
@@ -36,106 +39,91 @@ class Question:
 class Policy:
     """One front door's way to choose."""
 
-    def choose(self, question: Question) -> int:
-        """The replica to which the request is sent now."""
-        raise NotImplementedError
+    def __init__(self, choose: Callable[[Question], int]) -> None:
+        self.choose = choose
+        """The replica to which a request is sent now."""
 
     def finished(self, _request: Request, /) -> None:
         """A request that this door has sent is over."""
 
 
-class Random(Policy):
+Doors = Callable[[int, PrefixIndex, int], list[Policy]]
+"""Makes policies for so many front doors, with their index and the block size."""
+
+
+def _alike(make: Callable[[int], Callable[[Question], int]]) -> Doors:
+    """Doors that know nothing but what they see: each is made of its number."""
+    return lambda doors, _index, _size: [Policy(make(door)) for door in range(doors)]
+
+
+def _random(seed: int) -> Callable[[Question], int]:
     """Any replica."""
-
-    def __init__(self, seed: int) -> None:
-        self._draw = random.Random(seed)
-
-    def choose(self, question: Question) -> int:
-        """See `Policy`."""
-        return self._draw.choice(list(question.seen))
+    draw = random.Random(seed)
+    return lambda question: draw.choice(list(question.seen))
 
 
-class RoundRobin(Policy):
+def _round_robin(first: int) -> Callable[[Question], int]:
     """One after the other, at each door for itself."""
-
-    def __init__(self, first: int) -> None:
-        self._next = first
-
-    def choose(self, question: Question) -> int:
-        """See `Policy`."""
-        self._next += 1
-        return self._next % len(question.seen)
+    numbers = itertools.count(first + 1)
+    return lambda question: next(numbers) % len(question.seen)
 
 
-class PowerOfTwo(Policy):
-    """Of two at random the one with fewer requests: Ray Serve's own rule."""
-
-    def __init__(self, seed: int) -> None:
-        self._draw = random.Random(seed)
-
-    def choose(self, question: Question) -> int:
-        """See `Policy`."""
-        return self.among(list(question.seen), question.seen)
-
-    def among(self, replicas: Sequence[int], seen: Mapping[int, Seen]) -> int:
-        """The same of some replicas alone."""
-        two = self._draw.sample(replicas, min(2, len(replicas)))
-        return min(two, key=lambda replica: seen[replica].num_requests)
-
-
-class ConsistentHash(Policy):
+def _session(question: Question) -> int:
     """A conversation stays where its hash puts it, whatever else happens there."""
-
-    def choose(self, question: Question) -> int:
-        """See `Policy`."""
-        session = question.request.session.to_bytes(8)
-        return ranked(b"session" + session, question.seen)[0]
+    return ranked(b"session" + question.request.session.to_bytes(8), question.seen)[0]
 
 
-class RayPrefix(PowerOfTwo):
+def _of_two(draw: random.Random, replicas: Sequence[int], seen: Mapping[int, Seen]) -> int:
+    """Of two at random the one with fewer requests: Ray Serve's own rule."""
+    two = draw.sample(replicas, min(2, len(replicas)))
+    return min(two, key=lambda replica: seen[replica].num_requests)
+
+
+def _power_of_two(seed: int) -> Callable[[Question], int]:
+    draw = random.Random(seed)
+    return lambda question: _of_two(draw, list(question.seen), question.seen)
+
+
+pooled_doors: Final = _alike(_power_of_two)
+"""What is cached is cached for all replicas: only their queues tell them apart."""
+
+
+def _ray_prefix_doors(doors: int, _index: PrefixIndex, _block_size: int) -> list[Policy]:
     """The rule of `ray.serve.llm`'s prefix-aware router, written anew after its documentation.
 
     One tree for all doors says which prompts were sent where, by blocks instead of characters;
     nothing leaves it. Of the replicas with the longest match power of two, or where less than a
     tenth matches, the replica to which least was sent.
     """
+    sent: dict[bytes, set[int]] = {}
+    sizes: Counter[int] = Counter()
 
-    def __init__(self, seed: int, sent: dict[bytes, set[int]], sizes: dict[int, int]) -> None:
-        super().__init__(seed)
-        self._sent = sent
-        self._sizes = sizes
-
-    def choose(self, question: Question) -> int:
-        """See `Policy`."""
+    def choose(draw: random.Random, question: Question) -> int:
         hashes, seen = question.request.prompt_hashes, question.seen
-        matched: set[int] = set()
-        num_matched = 0
-        for block in hashes:
-            if block not in self._sent:
-                break
-            matched = self._sent[block]
-            num_matched += 1
-        if num_matched and num_matched >= _RAY_MATCH_RATE * len(hashes):
-            chosen = self.among(sorted(matched), seen)
+        matched = list(itertools.takewhile(sent.__contains__, hashes))
+        if matched and len(matched) >= _RAY_MATCH_RATE * len(hashes):
+            chosen = _of_two(draw, sorted(sent[matched[-1]]), seen)
         else:
-            least = min(self._sizes.get(one, 0) for one in seen)
-            chosen = self.among([one for one in seen if self._sizes.get(one, 0) == least], seen)
+            least = min(sizes[one] for one in seen)
+            chosen = _of_two(draw, [one for one in seen if sizes[one] == least], seen)
         for block in hashes:
-            homes = self._sent.setdefault(block, set())
+            homes = sent.setdefault(block, set())
             if chosen not in homes:
                 homes.add(chosen)
-                self._sizes[chosen] = self._sizes.get(chosen, 0) + 1
+                sizes[chosen] += 1
         return chosen
+
+    return [Policy(partial(choose, random.Random(door))) for door in range(doors)]
 
 
 class Ours(Policy):
     """`app.cluster.routing`, as it is."""
 
     def __init__(self, index: PrefixIndex, block_size: int, seed: int) -> None:
+        super().__init__(self._choose)
         self._router = Router(index, block_size, seed)
 
-    def choose(self, question: Question) -> int:
-        """See `Policy`."""
+    def _choose(self, question: Question) -> int:
         request, now = question.request, question.now
         loads = {replica: one.load for replica, one in question.seen.items()}
         hashes = request.prompt_hashes
@@ -148,26 +136,11 @@ class Ours(Policy):
         self._router.finished(request.name)
 
 
-Doors = Callable[[int, PrefixIndex, int], list[Policy]]
-"""Makes policies for so many front doors, with their index and the block size."""
-
-
-def _ray_doors(doors: int, _index: PrefixIndex, _block_size: int) -> list[Policy]:
-    sent: dict[bytes, set[int]] = {}
-    sizes: dict[int, int] = {}
-    return [RayPrefix(door, sent, sizes) for door in range(doors)]
-
-
-def pooled_doors(doors: int, _index: PrefixIndex, _block_size: int) -> list[Policy]:
-    """What is cached is cached for all replicas: only their queues tell them apart."""
-    return [PowerOfTwo(door) for door in range(doors)]
-
-
 POLICIES: Final[Mapping[str, Doors]] = {
-    "random": lambda doors, _index, _size: [Random(door) for door in range(doors)],
-    "round_robin": lambda doors, _index, _size: [RoundRobin(door) for door in range(doors)],
+    "random": _alike(_random),
+    "round_robin": _alike(_round_robin),
     "power_of_two": pooled_doors,
-    "consistent_hash": lambda doors, _index, _size: [ConsistentHash() for _ in range(doors)],
-    "ray_prefix_rule": _ray_doors,
+    "consistent_hash": _alike(lambda _: _session),
+    "ray_prefix_rule": _ray_prefix_doors,
     "ours": lambda doors, index, size: [Ours(index, size, door) for door in range(doors)],
 }

@@ -13,11 +13,11 @@ import os
 import random
 from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import aclosing, asynccontextmanager
+from contextlib import asynccontextmanager
 from multiprocessing import get_context
 from statistics import median
 from time import perf_counter
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from rich.table import Table
 
@@ -26,7 +26,7 @@ from bench.cluster import chaos
 from bench.common import engines
 from bench.common.options import add_model, engine_config
 from bench.registry import BenchError, Result
-from engine.api import EngineRequest, TokenDelta
+from engine.api import EngineRequest
 from engine.assembly.process import ProcessEngine
 from engine.config import EngineConfig
 from engine.system.threads import compute_threads
@@ -42,12 +42,6 @@ FIGURES: Final = chaos.FIGURES | {
     )
 }
 _READY_SECONDS: Final = 300.0
-
-
-class _Engine(Protocol):
-    def generate(self, request: EngineRequest) -> AsyncIterator[TokenDelta]:
-        """See `EngineClient`."""
-        ...
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -121,7 +115,7 @@ class _Bed:
         return self
 
     @asynccontextmanager
-    async def _engines(self) -> AsyncIterator[dict[str, Sequence[_Engine]]]:
+    async def _engines(self) -> AsyncIterator[dict[str, Sequence[engines.Generating]]]:
         try:
             from app.cluster.door.client import ClusterEngine
             from app.cluster.node.deployment import Cluster
@@ -167,7 +161,7 @@ class _Bed:
         memory = self._options.kv_memory_mib << 20
         return engine_config(self._options, kv_memory_bytes=memory, threads=self._threads)
 
-    async def _round(self, engines: Sequence[_Engine]) -> tuple[float, list[float]]:
+    async def _round(self, engines: Sequence[engines.Generating]) -> tuple[float, list[float]]:
         """Tokens a second of all streams at once, and first tokens of some that come alone."""
         start = perf_counter()
         outputs = await asyncio.gather(
@@ -180,15 +174,12 @@ class _Bed:
         firsts = [(await self._run(engines[0], 2))[1] for _ in range(4)]
         return sum(count for count, _ in outputs) / seconds, firsts
 
-    async def _run(self, engine: _Engine, max_tokens: int) -> tuple[int, float]:
+    async def _run(self, engine: engines.Generating, max_tokens: int) -> tuple[int, float]:
         """How many tokens came, and seconds to the first one."""
         start, first, count = perf_counter(), 0.0, 0
-        async with aclosing(engine.generate(self._request(max_tokens))) as deltas:  # type: ignore[type-var]
-            async for delta in deltas:
-                if delta.error is not None:
-                    raise BenchError(delta.error)
-                first = first or perf_counter() - start
-                count += len(delta.token_ids)
+        async for delta in engines.deltas_of(engine, self._request(max_tokens)):
+            first = first or perf_counter() - start
+            count += len(delta.token_ids)
         return count, first
 
     def _request(self, max_tokens: int) -> EngineRequest:

@@ -155,7 +155,7 @@ class WebSocketDriver:
     """The Responses API over WebSockets; sockets are kept and used again, one answer at a time."""
 
     def __init__(self, url: str, model: str) -> None:
-        self._url = "ws" + url.removeprefix("http") + "/v1/responses"
+        self._url = url
         self._model = model
         self._idle: dict[str, list[ClientConnection]] = {}
         self._all: list[ClientConnection] = []
@@ -190,13 +190,7 @@ class WebSocketDriver:
         idle = self._idle.setdefault(api_key, [])
         if idle:
             return idle.pop()
-        socket = await connect(
-            self._url,
-            additional_headers={"authorization": f"Bearer {api_key}"},
-            compression=None,
-            proxy=None,
-            max_size=None,
-        )
+        socket = await connect_to(self._url, api_key)
         self._all.append(socket)
         return socket
 
@@ -218,6 +212,18 @@ class WebSocketDriver:
             timing.output_tokens = usage["output_tokens"]
             return True
         return False
+
+
+async def connect_to(url: str, api_key: str, **options: Any) -> ClientConnection:
+    """A new socket of the Responses API."""
+    return await connect(
+        "ws" + url.removeprefix("http") + "/v1/responses",
+        additional_headers={"authorization": f"Bearer {api_key}"},
+        compression=None,
+        proxy=None,
+        max_size=None,
+        **options,
+    )
 
 
 DRIVERS: Final[Mapping[str, Callable[[str, str], Driver]]] = {

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
+from typing import Any, Protocol
 
 from bench.registry import BenchError
-from engine.api import EngineInfo, EngineRequest, Namespaces, SamplingParams
+from engine.api import EngineInfo, EngineRequest, Namespaces, SamplingParams, TokenDelta
 from engine.blocks.hashing import KEY_BYTES
 from engine.config import EngineConfig
 from engine.run.steps import Runner
@@ -36,6 +38,23 @@ def request(
         "sampling": SamplingParams(max_tokens=output, min_tokens=min_tokens, temperature=0.0),
     }
     return EngineRequest(request_id=name, prompt=prompt, **given | others)
+
+
+class Generating(Protocol):
+    """What runs requests: an engine's process, or a cluster."""
+
+    def generate(self, request: EngineRequest) -> AsyncIterator[TokenDelta]:
+        """See `EngineClient`."""
+        ...
+
+
+async def deltas_of(engine: Generating, request: EngineRequest) -> AsyncGenerator[TokenDelta, None]:
+    """What comes of a request. Raises `BenchError` if it fails."""
+    async with aclosing(engine.generate(request)) as deltas:  # type: ignore[type-var]
+        async for delta in deltas:
+            if delta.error is not None:
+                raise BenchError(delta.error)
+            yield delta
 
 
 def finish(core: EngineCore) -> None:

@@ -6,11 +6,13 @@ import contextlib
 import os
 import platform
 import sys
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
+from typing import Self
 
 import psutil
 
@@ -98,6 +100,39 @@ def _of_tree(pid: int, look: Callable[[psutil.Process], float]) -> float:
         with contextlib.suppress(psutil.NoSuchProcess):  # it ended meanwhile
             total += look(process)
     return total
+
+
+class PeakMemory:
+    """The most that `look` says of some memory, in MiB, every so many seconds while entered."""
+
+    def __init__(self, look: Callable[[], float], seconds: float) -> None:
+        self._look, self._seconds = look, seconds
+        self._done = threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+        self.mib = 0.0
+
+    def __enter__(self) -> Self:
+        self.reset()
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._done.set()
+        self._thread.join()
+
+    def reset(self) -> None:
+        """Forget the peak so far."""
+        self.mib = self._look()
+
+    def _watch(self) -> None:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            while not self._done.wait(self._seconds):
+                self.mib = max(self.mib, self._look())
+
+
+def rss_mib(pid: int) -> float:
+    """Resident memory of one process."""
+    return float(psutil.Process(pid).memory_info().rss) / 2**20
 
 
 def _cpu_name() -> str:

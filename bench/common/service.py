@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import httpx
 import psutil
@@ -67,9 +68,12 @@ class Service:
 
     def operator(self) -> httpx.AsyncClient:
         """A client that may ask `/admin`."""
-        return httpx.AsyncClient(
-            base_url=self.admin_url, headers=self._headers, timeout=30, trust_env=False
-        )
+        return httpx.AsyncClient(**self._operator)
+
+    def client(self, api_key: str, timeout: float) -> httpx.Client:
+        """One that asks with a tenant's key, and sends JSON."""
+        headers = {"authorization": f"Bearer {api_key}", "content-type": "application/json"}
+        return httpx.Client(base_url=self.url, headers=headers, timeout=timeout, trust_env=False)
 
     def metrics(self) -> dict[str, float]:
         """The service's metrics by name and labels."""
@@ -77,6 +81,15 @@ class Service:
             lines = admin.get("/metrics").raise_for_status().text.splitlines()
         samples = (line.rpartition(" ") for line in lines if not line.startswith("#"))
         return {name: float(value) for name, _, value in samples}
+
+    def held(self) -> dict[str, float]:
+        """Blocks, tasks of the event loop and open descriptors that the service has right now."""
+        found = self.metrics()
+        return {
+            "blocks": found['partywall_kv_blocks{state="in_use"}'],
+            "tasks": found["partywall_asyncio_tasks"],
+            "descriptors": float(self.descriptors()),
+        }
 
     def wait_until_idle(self, seconds: float = 30.0) -> None:
         """Return once the engine has no request. Raises `BenchError` if it keeps some."""
@@ -90,13 +103,12 @@ class Service:
             time.sleep(0.05)
 
     def _admin(self) -> httpx.Client:
-        return httpx.Client(
-            base_url=self.admin_url, headers=self._headers, timeout=30, trust_env=False
-        )
+        return httpx.Client(**self._operator)
 
     @property
-    def _headers(self) -> dict[str, str]:
-        return {"authorization": f"Bearer {self.admin_token}"}
+    def _operator(self) -> dict[str, Any]:
+        headers = {"authorization": f"Bearer {self.admin_token}"}
+        return {"base_url": self.admin_url, "headers": headers, "timeout": 30, "trust_env": False}
 
 
 def _create(admin: httpx.Client, name: str) -> str:

@@ -116,7 +116,7 @@ class _Bed:
         request = self._request([*prompt, *self._tokens(_TURN_TOKENS)], max_tokens=2)
         seconds: float | None = None
         start = perf_counter()
-        async for delta in self._engine.generate(request):
+        async for delta in engines.deltas_of(self._engine, request):
             if seconds is None and delta.token_ids:
                 seconds = perf_counter() - start
                 if delta.cached_tokens != expected:
@@ -126,9 +126,8 @@ class _Bed:
         return seconds
 
     async def _lease(self, prompt: list[int]) -> None:
-        async for delta in self._engine.generate(self._request(prompt, 1, _LEASE)):
-            if delta.error is not None:
-                raise BenchError(delta.error)
+        async for _ in engines.deltas_of(self._engine, self._request(prompt, 1, _LEASE)):
+            pass
 
     async def _saved(self) -> None:
         """Return once nothing more comes to the disk."""

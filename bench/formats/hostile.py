@@ -270,7 +270,7 @@ class _Neighbour:
     """A tenant whose answers stream, one after the other, read by a thread of its own."""
 
     def __init__(self, service: Service, api_key: str) -> None:
-        self._client = _client(service, api_key)
+        self._client = service.client(api_key, _PATIENCE_SECONDS)
         self._body = {
             "model": served_model(service.url, api_key),
             "messages": [{"role": "user", "content": "Tell me of the wall."}],
@@ -312,7 +312,8 @@ class _Neighbour:
 def _send(service: Service, api_key: str, grammars: list[Grammar]) -> Counter[str]:
     """How requests with these are answered: by status, and where that is 200 by what ended them."""
     model = served_model(service.url, api_key)
-    with _client(service, api_key) as client, ThreadPoolExecutor(_AT_ONCE) as threads:
+    client = service.client(api_key, _PATIENCE_SECONDS)
+    with client, ThreadPoolExecutor(_AT_ONCE) as threads:
 
         def post(grammar: Grammar) -> str:
             body = {
@@ -330,10 +331,3 @@ def _send(service: Service, api_key: str, grammars: list[Grammar]) -> Counter[st
             return Counter(threads.map(post, grammars))
         except httpx.HTTPError as error:
             raise BenchError(f"a hostile request has no answer: {error!r}") from error
-
-
-def _client(service: Service, api_key: str) -> httpx.Client:
-    headers = {"authorization": f"Bearer {api_key}", "content-type": "application/json"}
-    return httpx.Client(
-        base_url=service.url, headers=headers, timeout=_PATIENCE_SECONDS, trust_env=False
-    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from rich.table import Table
@@ -83,6 +84,7 @@ def over(curves: dict[str, Curve], system: str, latency: float | None = None) ->
     return ours / other if other else 0.0
 
 
+Rows = Iterator[Sequence[str]]
 CATEGORIES = {
     "token states": "token_states",
     "reserved": "reserved",
@@ -111,211 +113,156 @@ _PAPER_BATCHES = {
 }
 
 
-def tables(findings: Findings, wanted: str) -> list[Table]:
-    """The tables of what was measured, and only of figures that are wanted."""
-    made = {
-        "a": [memory_table] if findings.plain else [],
-        "b": [rate_table] if findings.plain else [],
-        "c": [saving_table] if findings.savings else [],
-        "d": [prefix_table] if findings.prefixes else [],
-        "e": [chat_table] if findings.chat else [],
-        "f": [block_size_table] if findings.block_sizes else [],
-        "g": [batch_table] if findings.plain else [],
-    }
-    found = [make(findings) for letter in wanted for make in made[letter]]
-    if findings.reality is not None:
-        found.append(reality_table(findings.reality))
-    return found
-
-
-def memory_table(findings: Findings) -> Table:
-    """(a)"""
-    table = _table(
-        "(a) KV memory by what it is used for, % of all slots, under more load than fits",
-        "lengths",
-        "system",
-        *(name.partition(" ")[0] for name in CATEGORIES),
-        "token/held",
-        "paper",
-        caption="Orca's reservations are exact for Azure's long prompts: hence its good use there",
-    )
+def _memory(findings: Findings) -> Rows:
     for workload, curves in findings.plain.items():
         for system, curve in curves.items():
             use = curve.saturated.memory
             shares = [100 * getattr(use, field) / use.total for field in CATEGORIES.values()]
-            paper = _PAPER_UTILIZATION.get(system) if workload == "ShareGPT" else None
-            table.add_row(
-                workload,
-                system,
-                *(f"{share:.1f}" for share in shares),
-                f"{100 * use.utilization:.1f}",
-                "" if paper is None else f"{paper}",
-            )
-    return table
+            paper = _PAPER_UTILIZATION.get(system, "") if workload == "ShareGPT" else ""
+            cells = (f"{share:.1f}" for share in (*shares, 100 * use.utilization))
+            yield workload, system, *cells, f"{paper}"
 
 
-def rate_table(findings: Findings) -> Table:
-    """(b)"""
-    table = _table(
-        f"(b) Requests/s sustained at a mean of {LATENCY:g} s/token; Partywall's over each "
-        "system's, there and at more",
-        "lengths",
-        "system",
-        "req/s",
-        *(f"{latency:g} s" for latency in LATENCIES),
-        "paper",
-        caption="Azure's prompts are long and its answers short: little is reserved in vain, and "
-        "steps of prefill cost all systems the same",
-    )
+def _rates(findings: Findings) -> Rows:
     for workload, curves in findings.plain.items():
         for system, curve in curves.items():
-            ratios = [
+            ratios = (
                 "" if system == PARTYWALL else f"{over(curves, system, latency):.2f}x"
                 for latency in LATENCIES
-            ]
-            table.add_row(
-                workload,
-                system,
-                f"{curve.sustained():.3g}",
-                *ratios,
-                _PAPER_RATES.get(system, ""),
             )
-    return table
+            paper = _PAPER_RATES.get(system, "")
+            yield workload, system, f"{curve.sustained():.3g}", *ratios, paper
 
 
-def saving_table(findings: Findings) -> Table:
-    """(c)"""
-    table = _table(
-        "(c) Blocks saved by sharing within a request, %, by its number of sequences",
-        "method",
-        "lengths",
-        "2",
-        "4",
-        "6",
-        "paper",
-        caption="Two sequences can save no more than half, and here save a little less than the "
-        "paper's: the spread of prompt lengths is synthetic, and of a short request most blocks "
-        "are the ones being written. Beams part and merge by the small model's scores, which "
-        "keep them closer together than OPT's",
-    )
+def _savings(findings: Findings) -> Rows:
     for (method, workload), by_width in findings.savings.items():
-        table.add_row(
-            method,
-            workload,
-            *(f"{100 * saving:.1f}" for saving in by_width.values()),
-            _PAPER_SAVINGS[method, workload],
-        )
-    return table
+        savings = (f"{100 * saving:.1f}" for saving in by_width.values())
+        yield method, workload, *savings, _PAPER_SAVINGS[method, workload]
 
 
-def prefix_table(findings: Findings) -> Table:
-    """(d)"""
-    table = _table(
-        f"(d) Translations behind a shared prefix, requests/s at {LATENCY:g} s/token",
-        "prefix",
-        "system",
-        "req/s",
-        "over Orca (Oracle)",
-        "paper",
-    )
+def _prefixes(findings: Findings) -> Rows:
     for tokens, curves in findings.prefixes.items():
         for system, curve in curves.items():
-            ratio = f"{over(curves, ORACLE):.2f}x" if system == PARTYWALL else ""
-            paper = _PAPER_PREFIXES[tokens] if system == PARTYWALL else ""
-            table.add_row(f"{tokens}", system, f"{curve.sustained():.3g}", ratio, paper)
-    if findings.prompt_blocks is not None:
-        held, unshared = findings.prompt_blocks
-        table.caption = (
-            f"100 requests over one system prompt of 2,048 tokens hold {held} blocks of it; "
-            f"without sharing {unshared:,}"
-        )
-    return table
+            is_ours = system == PARTYWALL
+            ratio = f"{over(curves, ORACLE):.2f}x" if is_ours else ""
+            paper = _PAPER_PREFIXES[tokens] if is_ours else ""
+            yield f"{tokens}", system, f"{curve.sustained():.3g}", ratio, paper
 
 
-def chat_table(findings: Findings) -> Table:
-    """(e)"""
-    table = _table(
-        f"(e) Chats with growing history, its last 1,024 tokens, requests/s at {LATENCY:g} s/token",
-        "system",
-        "req/s",
-        "Partywall's over it",
-        "paper",
-        caption="The paper's prompts are nearly all cut to 1,024 tokens; these are shorter, and "
-        "so are Orca's reservations",
-    )
+def _chats(findings: Findings) -> Rows:
     for system, curve in findings.chat.items():
         ratio = "" if system == PARTYWALL else f"{over(findings.chat, system):.2f}x"
         paper = "2x" if system in (ORACLE, POW2, MAX) else ""
-        table.add_row(system, f"{curve.sustained():.3g}", ratio, paper)
-    return table
+        yield system, f"{curve.sustained():.3g}", ratio, paper
 
 
-def block_size_table(findings: Findings) -> Table:
-    """(f)"""
-    table = _table(
-        "(f) Block size: memory when full, and latency at the rate that 16 sustains",
-        "lengths",
-        "block size",
-        "token/held, %",
-        "requests at once",
-        "ms/token",
-        caption="How fast a kernel reads blocks of each size is no part of the simulation",
-    )
+def _block_sizes(findings: Findings) -> Rows:
     for workload, sizes in findings.block_sizes.items():
         for size in sizes:
-            table.add_row(
-                workload,
-                f"{size.block_size}",
-                f"{100 * size.utilization:.1f}",
-                f"{size.running:.1f}",
-                f"{1000 * size.latency:.0f}",
-            )
-    return table
+            shares = f"{100 * size.utilization:.1f}", f"{size.running:.1f}"
+            yield workload, f"{size.block_size}", *shares, f"{1000 * size.latency:.0f}"
 
 
-def batch_table(findings: Findings) -> Table:
-    """(g)"""
-    table = _table(
-        "(g) Requests batched at once, under more load than fits",
-        "lengths",
-        "system",
-        "requests at once",
-        "paper",
-    )
+def _batches(findings: Findings) -> Rows:
     for workload, curves in findings.plain.items():
         for system, curve in curves.items():
-            paper = _PAPER_BATCHES.get((workload, system))
-            table.add_row(
-                workload,
-                system,
-                f"{curve.saturated.running:.1f}",
-                "" if paper is None else f"{paper}",
-            )
-    return table
+            paper = _PAPER_BATCHES.get((workload, system), "")
+            yield workload, system, f"{curve.saturated.running:.1f}", f"{paper}"
 
 
-def reality_table(reality: Reality) -> Table:
-    """The point of (b) that was computed by the small model."""
-    fit = reality.fit
-    table = _table(
-        f"(b) for real: {reality.num_requests} requests at {reality.rate:.2f}/s",
-        "system",
-        "measured, s/token",
-        "simulated",
-        "off by",
-        caption=f"Cost of a step: mean error {fit.error_mean:.1%}, of all steps together "
-        f"{fit.error_total:.1%}; {fit.cost}",
-    )
+def _real(reality: Reality) -> Rows:
     for system, measured in reality.measured.items():
         simulated = reality.simulated[system]
         off = (simulated - measured) / measured
-        table.add_row(system, f"{measured:.3f}", f"{simulated:.3f}", f"{off:+.1%}")
-    return table
+        yield system, f"{measured:.3f}", f"{simulated:.3f}", f"{off:+.1%}"
 
 
-def _table(title: str, *heads: str, caption: str | None = None) -> Table:
+_TABLES: dict[str, tuple[Callable[[Findings], Rows], str, Sequence[str], str]] = {
+    "a": (
+        _memory,
+        "KV memory by what it is used for, % of all slots, under more load than fits",
+        (
+            *("lengths", "system"),
+            *(name.partition(" ")[0] for name in CATEGORIES),
+            *("token/held", "paper"),
+        ),
+        "Orca's reservations are exact for Azure's long prompts: hence its good use there",
+    ),
+    "b": (
+        _rates,
+        f"Requests/s sustained at a mean of {LATENCY:g} s/token; Partywall's over each system's, "
+        "there and at more",
+        ("lengths", "system", "req/s", *(f"{one:g} s" for one in LATENCIES), "paper"),
+        "Azure's prompts are long and its answers short: little is reserved in vain, and steps of "
+        "prefill cost all systems the same",
+    ),
+    "c": (
+        _savings,
+        "Blocks saved by sharing within a request, %, by its number of sequences",
+        ("method", "lengths", "2", "4", "6", "paper"),
+        "Two sequences can save no more than half, and here save a little less than the paper's: "
+        "the spread of prompt lengths is synthetic, and of a short request most blocks are the "
+        "ones being written. Beams part and merge by the small model's scores, which keep them "
+        "closer together than OPT's",
+    ),
+    "d": (
+        _prefixes,
+        f"Translations behind a shared prefix, requests/s at {LATENCY:g} s/token",
+        ("prefix", "system", "req/s", "over Orca (Oracle)", "paper"),
+        "",
+    ),
+    "e": (
+        _chats,
+        f"Chats with growing history, its last 1,024 tokens, requests/s at {LATENCY:g} s/token",
+        ("system", "req/s", "Partywall's over it", "paper"),
+        "The paper's prompts are nearly all cut to 1,024 tokens; these are shorter, and so are "
+        "Orca's reservations",
+    ),
+    "f": (
+        _block_sizes,
+        "Block size: memory when full, and latency at the rate that 16 sustains",
+        ("lengths", "block size", "token/held, %", "requests at once", "ms/token"),
+        "How fast a kernel reads blocks of each size is no part of the simulation",
+    ),
+    "g": (
+        _batches,
+        "Requests batched at once, under more load than fits",
+        ("lengths", "system", "requests at once", "paper"),
+        "",
+    ),
+}
+"""By the paper's figures: rows, title, heads and caption."""
+
+
+def tables(findings: Findings, wanted: str) -> list[Table]:
+    """The tables of what was measured, and only of figures that are wanted."""
+    found = []
+    for letter in wanted:
+        rows, title, heads, caption = _TABLES[letter]
+        if letter == "d" and findings.prompt_blocks is not None:
+            held, unshared = findings.prompt_blocks
+            caption = (
+                f"100 requests over one system prompt of 2,048 tokens hold {held} blocks of it; "
+                f"without sharing {unshared:,}"
+            )
+        found.append(_table(f"({letter}) {title}", heads, rows(findings), caption))
+    if findings.reality is not None:
+        reality, fit = findings.reality, findings.reality.fit
+        title = f"(b) for real: {reality.num_requests} requests at {reality.rate:.2f}/s"
+        heads = ("system", "measured, s/token", "simulated", "off by")
+        caption = (
+            f"Cost of a step: mean error {fit.error_mean:.1%}, of all steps together "
+            f"{fit.error_total:.1%}; {fit.cost}"
+        )
+        found.append(_table(title, heads, _real(reality), caption))
+    return [table for table in found if table.row_count]
+
+
+def _table(title: str, heads: Sequence[str], rows: Rows, caption: str) -> Table:
     """A table whose first columns keep their names whole."""
     table = Table(title=title, caption=caption, title_justify="left", caption_justify="left")
     for place, head in enumerate(heads):
         table.add_column(head, no_wrap=place < 2)
+    for row in rows:
+        table.add_row(*row)
     return table

@@ -12,9 +12,8 @@ import asyncio
 import re
 import shlex
 import statistics
-import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -24,7 +23,7 @@ from rich.table import Table
 
 from bench.common.drivers import DRIVERS, Driver, HttpDriver
 from bench.common.figures import median_ratio
-from bench.common.machine import LoadWatch, tree_rss_mib
+from bench.common.machine import LoadWatch, PeakMemory, tree_rss_mib
 from bench.common.options import add_model, service_flags
 from bench.common.service import running_service, served_model
 from bench.peers.peer import Peer, read_peers, running_peer
@@ -112,6 +111,12 @@ class _Running:
     """`None` for one that nobody here has started: its memory and load are not known."""
     ready_seconds: float
 
+    def memory(self) -> AbstractContextManager[PeakMemory | None]:
+        """Watches that of all its processes."""
+        if self.pid is None:
+            return nullcontext()
+        return PeakMemory(partial(tree_rss_mib, self.pid), _SAMPLE_SECONDS)
+
 
 @dataclass
 class _Server:
@@ -183,40 +188,16 @@ async def _measure(
     try:
         await warm_up(target)
         watch = LoadWatch()
-        with _peak_rss(running.pid) as peak:
+        with running.memory() as peak:
             found = await load.measure(target, label)
         foreign = watch.foreign_percent()
     finally:
         await target.driver.close()
-    if running.pid is not None:
+    if peak is not None:
         found["ready_s"] = running.ready_seconds
-        found["peak_rss_mib"] = max(peak)
+        found["peak_rss_mib"] = peak.mib
         found["foreign_load_percent"] = foreign
     return found
-
-
-@contextmanager
-def _peak_rss(pid: int | None) -> Iterator[list[float]]:
-    """Resident memory of a process tree in MiB, seen now and then while entered."""
-    seen: list[float] = []
-    if pid is None:
-        yield seen
-        return
-    ended = threading.Event()
-    look = partial(tree_rss_mib, pid)
-
-    def watch() -> None:
-        seen.append(look())
-        while not ended.wait(_SAMPLE_SECONDS):
-            seen.append(look())
-
-    watching = threading.Thread(target=watch)
-    watching.start()
-    try:
-        yield seen
-    finally:
-        ended.set()
-        watching.join()
 
 
 def ratio_name(figure: str) -> str | None:

@@ -26,6 +26,7 @@ import httpx
 import psutil
 
 from bench.common.drivers import DRIVERS, Ask, Driver, DriverError, Timing
+from bench.common.machine import rss_mib
 from bench.common.options import add_model, service_flags
 from bench.common.service import Service, running_service, served_model
 from bench.common.workload import passage
@@ -282,10 +283,8 @@ async def _held(service: Service) -> dict[str, float]:
     async with service.operator() as operator:
         live: dict[str, Any] = (await operator.get("/admin/live")).raise_for_status().json()
     return {
-        "blocks": metrics['partywall_kv_blocks{state="in_use"}'],
-        "tasks": metrics["partywall_asyncio_tasks"],
+        **await asyncio.to_thread(service.held),
         "violations": metrics["partywall_engine_invariant_violations_total"],
         "streams": float(sum(one["streams"] + one["sockets"] for one in live["tenants"])),
-        "descriptors": float(service.descriptors()),
-        "rss": psutil.Process(service.pid).memory_info().rss / 2**20,
+        "rss": rss_mib(service.pid),
     }

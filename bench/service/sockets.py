@@ -19,11 +19,12 @@ from functools import partial
 from typing import Final
 
 import httpx
-import psutil
-from websockets.asyncio.client import ClientConnection, connect
+from websockets.asyncio.client import ClientConnection
 from websockets.exceptions import WebSocketException
 
+from bench.common.drivers import connect_to
 from bench.common.figures import percentile
+from bench.common.machine import rss_mib
 from bench.common.options import add_model, service_flags
 from bench.common.service import Service, running_service, served_model
 from bench.common.workload import passage
@@ -89,7 +90,8 @@ class _Found:
     delays: list[float] = field(default_factory=list)
     errors: int = 0
     vanished: int = 0
-    leaks: list[_Held] = field(default_factory=list)
+    leaks: list[dict[str, float]] = field(default_factory=list)
+    """What the service still held each time when all clients had gone."""
 
     def figures(self) -> dict[str, float]:
         return {
@@ -97,54 +99,27 @@ class _Found:
             "delivery_ms_p50": percentile(self.delays, 50) * 1000,
             "delivery_ms_p99": percentile(self.delays, 99) * 1000,
             "errors": float(self.errors),
-            "leaked_blocks": float(max(leak.blocks for leak in self.leaks)),
-            "leaked_tasks": float(max(leak.tasks for leak in self.leaks)),
-            "leaked_fds": float(max(leak.fds for leak in self.leaks)),
+            "leaked_blocks": max(one["blocks"] for one in self.leaks),
+            "leaked_tasks": max(one["tasks"] for one in self.leaks),
+            "leaked_fds": max(one["descriptors"] for one in self.leaks),
             "clients_vanished": float(self.vanished),
         }
-
-
-@dataclass(frozen=True)
-class _Held:
-    """What the service holds at one moment."""
-
-    blocks: int
-    tasks: int
-    fds: int
-
-    @classmethod
-    async def now(cls, service: Service) -> _Held:
-        found = await asyncio.to_thread(service.metrics)
-        return cls(
-            blocks=round(found['partywall_kv_blocks{state="in_use"}']),
-            tasks=round(found["partywall_asyncio_tasks"]),
-            fds=service.descriptors(),
-        )
-
-    def beyond(self, other: _Held) -> _Held:
-        """What is held here and was not there."""
-        return _Held(
-            max(0, self.blocks - other.blocks),
-            max(0, self.tasks - other.tasks),
-            max(0, self.fds - other.fds),
-        )
 
 
 class _Client:
     """Opens sockets and asks for answers as one tenant."""
 
     def __init__(self, service: Service, found: _Found, options: argparse.Namespace) -> None:
-        api_key = service.create_tenant("crowd")
-        self._headers = {"authorization": f"Bearer {api_key}"}
+        self._api_key = service.create_tenant("crowd")
         self._url = service.url
-        self._model = served_model(service.url, api_key)
+        self._model = served_model(service.url, self._api_key)
         self._output_tokens = options.output_tokens
         self._found = found
         self._asked = 0
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
         self.http = httpx.AsyncClient(
             base_url=service.url,
-            headers=self._headers,
+            headers={"authorization": f"Bearer {self._api_key}"},
             timeout=_PATIENCE_SECONDS,
             limits=limits,
             trust_env=False,
@@ -152,16 +127,8 @@ class _Client:
 
     async def open(self) -> ClientConnection:
         """A new socket."""
-        return await connect(
-            "ws" + self._url.removeprefix("http") + "/v1/responses",
-            additional_headers=self._headers,
-            compression=None,
-            proxy=None,
-            max_size=None,
-            ping_interval=None,
-            open_timeout=_PATIENCE_SECONDS,
-            close_timeout=1.0,
-        )
+        given = {"ping_interval": None, "open_timeout": _PATIENCE_SECONDS, "close_timeout": 1.0}
+        return await connect_to(self._url, self._api_key, **given)
 
     def request(self) -> dict[str, object]:
         """The body of a request that resembles no other."""
@@ -203,7 +170,7 @@ async def _measure(service: Service, options: argparse.Namespace) -> _Found:
     client = _Client(service, found, options)
     try:
         await _warm_up(client)
-        before = await _Held.now(service)
+        before = await asyncio.to_thread(service.held)
         await _crowd(service, client, found, options)
         found.leaks.append(await _leaks(service, before))
         await _churn(client, found, options)
@@ -226,8 +193,7 @@ async def _crowd(
     service: Service, client: _Client, found: _Found, options: argparse.Namespace
 ) -> None:
     """Many idle sockets, some of which then stream."""
-    process = psutil.Process(service.pid)
-    memory_before = process.memory_info().rss
+    memory_before = rss_mib(service.pid)
     sockets: list[ClientConnection] = []
 
     async def open_one() -> None:
@@ -235,8 +201,8 @@ async def _crowd(
 
     await _each(client, (open_one for _ in range(options.sockets)), _OPENING_AT_ONCE)
     await asyncio.sleep(_CALM_SECONDS)
-    memory = process.memory_info().rss - memory_before
-    found.idle_socket_kib = memory / 1024 / max(1, len(sockets))
+    memory = rss_mib(service.pid) - memory_before
+    found.idle_socket_kib = 1024 * memory / max(1, len(sockets))
 
     async def read(socket: ClientConnection) -> None:
         found.delays += await client.stream(socket)
@@ -309,11 +275,12 @@ async def _visit_http(client: _Client, draw: random.Random) -> None:
         pass
 
 
-async def _leaks(service: Service, before: _Held) -> _Held:
+async def _leaks(service: Service, before: dict[str, float]) -> dict[str, float]:
     """What is still held beyond what was held `before`, once nothing changes for the better."""
     deadline = time.monotonic() + _SETTLING_SECONDS
     while True:
-        leak = (await _Held.now(service)).beyond(before)
-        if leak == _Held(0, 0, 0) or time.monotonic() > deadline:
+        held = await asyncio.to_thread(service.held)
+        leak = {name: max(0.0, value - before[name]) for name, value in held.items()}
+        if not any(leak.values()) or time.monotonic() > deadline:
             return leak
         await asyncio.sleep(0.2)

@@ -21,14 +21,14 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final
 
-import httpx
-import psutil
 from rich.table import Table
 from websockets.frames import Frame, Opcode
 
+from bench.common.machine import PeakMemory, rss_mib
 from bench.common.options import add_model
 from bench.common.service import Service, served_model
 from bench.registry import BenchError, Result
@@ -46,7 +46,6 @@ FIGURES: Final = {
 _CALM_SECONDS: Final = 2.0
 _SETTLING_SECONDS: Final = 0.3
 _PATIENCE_SECONDS: Final = 120.0
-_MIB: Final = 1 << 20
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -70,10 +69,11 @@ def run(options: argparse.Namespace) -> Result:
         stack.callback(attacker.close)
         neighbour = _Neighbour(service.url, service.create_tenant("neighbour"), sizes)
         stack.callback(neighbour.close)
-        memory = stack.enter_context(_Memory(service.pid))
+        look = partial(rss_mib, service.pid)
+        memory = stack.enter_context(PeakMemory(look, 0.01))
         attacker.warm(step_us)
         neighbour.calm()
-        before = memory.now()
+        before = look()
         found = [
             _measure(attack, attacker, neighbour, memory, notes / LATE)
             for attack in _attacks(sizes, attacker)
@@ -110,7 +110,7 @@ def _attacks(sizes: Sizes, attacker: _Attacker) -> Iterator[Attack]:
 
 
 def _measure(
-    attack: Attack, attacker: _Attacker, neighbour: _Neighbour, memory: _Memory, log: Path
+    attack: Attack, attacker: _Attacker, neighbour: _Neighbour, memory: PeakMemory, log: Path
 ) -> _Found:
     time.sleep(_SETTLING_SECONDS)
     memory.reset()
@@ -120,7 +120,7 @@ def _measure(
     ended = time.monotonic()
     stalls = [late for at, late in _late(log) if began <= at + late and at <= ended]
     gap = neighbour.longest_gap(began, ended)
-    rss = memory.peak_mib
+    rss = memory.mib
     return _Found(attack.name, ended - began, max(stalls, default=0.0), gap, rss, answers)
 
 
@@ -190,10 +190,7 @@ class _Attacker:
         self._api_key = api_key
         self._model = served_model(service.url, api_key)
         self._threads = ThreadPoolExecutor(32)
-        headers = {"authorization": f"Bearer {api_key}", "content-type": "application/json"}
-        self._http = httpx.Client(
-            base_url=service.url, headers=headers, timeout=_PATIENCE_SECONDS, trust_env=False
-        )
+        self._http = service.client(api_key, _PATIENCE_SECONDS)
 
     def warm(self, step_us: int) -> None:
         """What the first request loads is loaded then."""
@@ -237,37 +234,6 @@ class _Attacker:
                 counted["error"] += received.count(b'{"type":"error"')
             sending.result()
         return +counted
-
-
-class _Memory:
-    """The resident memory of one process, looked at all the time."""
-
-    def __init__(self, pid: int) -> None:
-        self._process = psutil.Process(pid)
-        self._done = threading.Event()
-        self._thread = threading.Thread(target=self._look, daemon=True)
-        self.peak_mib = 0.0
-
-    def __enter__(self) -> _Memory:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._done.set()
-        self._thread.join()
-
-    def now(self) -> float:
-        """In MiB."""
-        return float(self._process.memory_info().rss) / _MIB
-
-    def reset(self) -> None:
-        """Forget the peak so far."""
-        self.peak_mib = self.now()
-
-    def _look(self) -> None:
-        with suppress(psutil.NoSuchProcess):
-            while not self._done.wait(0.01):
-                self.peak_mib = max(self.peak_mib, self.now())
 
 
 def _table(found: list[_Found]) -> Table:

@@ -13,7 +13,7 @@ from typing import Any, Final, Protocol
 
 from bench.common.workload import CountTokens
 from bench.registry import BenchError
-from bench.service.loads import chat, cold, mixed, steady
+from bench.service.loads import closed, mixed
 from bench.service.loads.rounds import LOAD_FIGURES, Target
 from engine.model.weights import resolve_model
 
@@ -96,12 +96,12 @@ class Load(Protocol):
 
 
 Maker = Callable[[argparse.Namespace, CountTokens], Load]
-FIGURES: Final = LOAD_FIGURES | cold.FIGURES | mixed.FIGURES
+FIGURES: Final = LOAD_FIGURES | closed.COLD_FIGURES | mixed.FIGURES
 _LOADS: Final[Mapping[str, tuple[Mapping[str, object], Maker]]] = {
-    "shared": (steady.DEFAULTS, steady.Steady.shared),
-    "cold": (cold.DEFAULTS, cold.Cold.of),
-    "sampled": (steady.DEFAULTS, steady.Steady.sampled),
-    "chat": (chat.DEFAULTS, chat.Chat.of),
+    "shared": (closed.STEADY_DEFAULTS, closed.Steady.shared),
+    "cold": (closed.COLD_DEFAULTS, closed.Cold.of),
+    "sampled": (closed.STEADY_DEFAULTS, closed.Steady.sampled),
+    "chat": (closed.CHAT_DEFAULTS, closed.Chat.of),
     "mixed": (mixed.DEFAULTS, mixed.Mixed.of),
 }
 """By name: the options that it takes with their defaults, and what makes one of them."""

@@ -10,24 +10,21 @@ of MT-bench's questions, several of which make one conversation.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Final
-from bench.common.drivers import Ask, Sampling
-from bench.common.workload import CountTokens, question, system_prompt
-from bench.service.loads.rounds import Target, send_round, summary
-from itertools import cycle, islice
-from math import inf
-from bench.common.drivers import Ask, Timing
-from bench.common.figures import percentile
-from bench.common.workload import CountTokens, exact_text, unique_start
 import asyncio
 import random
 import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import cycle, islice
+from math import inf
 from time import perf_counter
+from typing import Final
+
+from bench.common.drivers import Ask, Sampling, Timing
+from bench.common.figures import percentile
 from bench.common.traces import DEFAULT_QUESTIONS, Conversation, conversations
-from bench.common.workload import CountTokens
-from bench.service.loads.rounds import Target, answer, summary
+from bench.common.workload import CountTokens, exact_text, question, system_prompt, unique_start
+from bench.service.loads.rounds import Target, answer, send_round, summary
 
 STEADY_DEFAULTS: Final[Mapping[str, object]] = {
     "tenants": 4,

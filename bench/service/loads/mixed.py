@@ -21,8 +21,8 @@ from bench.common.load import Arrival, Phase, Sent, send_as_due
 from bench.common.traces import AZURE_TRACE, Traced, draw_trace, read_trace
 from bench.common.workload import CountTokens, exact_text, unique_start
 from bench.registry import BenchError
+from bench.service.loads.closed import SAMPLED, system_prompts
 from bench.service.loads.rounds import Target, summary, warm_up
-from bench.service.loads.steady import SAMPLED, system_prompts
 
 _SHARE: Final = 99
 """Percent of the requests, and of the gaps, that must be within the bounds."""

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Final
+
 from bench.common.drivers import Ask, Driver, DriverError, Timing
 from bench.common.figures import percentile
 from bench.common.service import Service
