@@ -13,7 +13,7 @@ from pathlib import Path
 from app.settings import Settings
 from app.settings.kinds import paths
 from tenants.at_rest.pepper import Peppers, load_peppers, pepper_path
-from tenants.backup.backup import Backup
+from tenants.backup import Backup
 from tenants.errors import StoreUnavailable, TenantExists
 from tenants.groups import ShareGroups
 from tenants.idempotency import Idempotency

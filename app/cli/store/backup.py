@@ -43,7 +43,7 @@ def restore(
     Nothing is changed unless the file is whole, as it was written, and under a pepper that is
     given. What was revoked or deleted since then comes back: keys, tokens, tenants.
     """
-    from tenants.backup.backup import Without
+    from tenants.backup import Without
 
     if replace:
         confirm("Remove everything that is in the store?", yes)

@@ -14,8 +14,7 @@ import redis
 
 from tenants import redis_keys
 from tenants.at_rest.pepper import Peppers
-from tenants.backup.backup import Without
-from tenants.backup.file import Record, Writer, _pieces
+from tenants.backup import Record, Without, Writer, _pieces
 from tenants.errors import BackupUnusable, PepperMismatch
 from tests.app.conftest import PEPPER, World
 from tests.app.trust.conftest import KNOWN, SAID, ask, status_of

@@ -15,7 +15,7 @@ import redis
 from tenants import redis_keys
 from tenants.at_rest import pepper_record
 from tenants.at_rest.pepper import Peppers
-from tenants.backup.backup import Backup
+from tenants.backup import Backup
 from tenants.errors import BackupUnusable, PepperMismatch, StoreNotEmpty, StoreUnsupported
 from tenants.keys.operator_tokens import OperatorTokens
 from tenants.storage.schema import SCHEMA, check_schema
@@ -143,7 +143,7 @@ async def test_a_newer_store_is_refused(room: Room, raw: redis.Redis) -> None:
 async def test_a_newer_backup_is_refused(
     filled: Room, peppers: Peppers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tenants.backup.file.SCHEMA", SCHEMA + 1)
+    monkeypatch.setattr("tenants.backup.SCHEMA", SCHEMA + 1)
     await same_pepper(filled, peppers).save(tmp_path / "file")
     monkeypatch.undo()
     with pytest.raises(BackupUnusable, match="update Partywall"):
@@ -153,7 +153,7 @@ async def test_a_newer_backup_is_refused(
 async def test_a_backup_that_fails_leaves_no_file(
     filled: Room, peppers: Peppers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tenants.backup.file._MOST_FRAME_BYTES", 10_000)
+    monkeypatch.setattr("tenants.backup._MOST_FRAME_BYTES", 10_000)
     with pytest.raises(BackupUnusable, match="more than"):  # the audit
         await same_pepper(filled, peppers).save(tmp_path / "file")
     assert not os.listdir(tmp_path)

@@ -1,1 +1,0 @@
-"""All that is kept of tenants, in a file and back."""
