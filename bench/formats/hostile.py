@@ -26,7 +26,7 @@ from rich.table import Table
 from bench.common.options import service_flags
 from bench.common.service import Service, running_service, served_model
 from bench.registry import BenchError
-from bench.service.hostile import CHAT
+from bench.service.stall import CHAT
 from engine.api import Grammar
 from engine.validation import MAX_DEFINITIONS, MAX_GRAMMAR_BYTES
 

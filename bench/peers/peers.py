@@ -11,7 +11,6 @@ import argparse
 import asyncio
 import re
 import shlex
-import statistics
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -30,7 +29,7 @@ from bench.peers.peer import Peer, read_peers, running_peer
 from bench.registry import BenchError, Result
 from bench.service.loads import FIGURES as LOAD_FIGURES
 from bench.service.loads import Load, add_load_arguments, count, make_load, settle, token_counter
-from bench.service.loads.rounds import Target, Tenants, registered, warm_up
+from bench.service.loads.rounds import Target, Tenants, over_rounds, registered, warm_up
 
 _OURS: Final = "partywall"
 _OF_EACH: Final = LOAD_FIGURES | {
@@ -131,15 +130,7 @@ class _Server:
 
     def figures(self) -> dict[str, float]:
         """Medians over the rounds, but the sum of errors, and the most memory and foreign load."""
-        reduce: dict[str, Callable[[list[float]], float]] = {
-            "errors": sum,
-            "peak_rss_mib": max,
-            "foreign_load_percent": max,
-        }
-        return {
-            name: reduce.get(name, statistics.median)([round_[name] for round_ in self.rounds])
-            for name in self.rounds[0]
-        }
+        return over_rounds(self.rounds, peak_rss_mib=max, foreign_load_percent=max)
 
 
 def _ours(options: argparse.Namespace, load: Load) -> _Server:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import statistics
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -23,7 +22,7 @@ from bench.common.service import Service, running_service, served_model
 from bench.registry import Result
 from bench.service.loads import FIGURES as LOAD_FIGURES
 from bench.service.loads import Load, add_load_arguments, count, make_load, settle, token_counter
-from bench.service.loads.rounds import Target, Tenants, registered, warm_up
+from bench.service.loads.rounds import Target, Tenants, over_rounds, registered, warm_up
 
 _OWN: Final = {
     "peak_kv_blocks": "most KV blocks in use at once",
@@ -86,12 +85,7 @@ class _Side:
 
     def figures(self) -> dict[str, float]:
         """Medians over the rounds (`errors`: the sum), and the service's own figures."""
-        result = {
-            name: statistics.median(round_[name] for round_ in self.rounds)
-            for name in self.rounds[0]
-            if name != "errors"
-        }
-        result["errors"] = sum(round_["errors"] for round_ in self.rounds)
+        result = over_rounds(self.rounds)
         if self.peak_kv_blocks is not None:
             result["peak_kv_blocks"] = self.peak_kv_blocks
         if self.service is not None:

@@ -10,23 +10,25 @@ service process's own.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Final
 import argparse
 import itertools
+import json
 import socket
 import statistics
 import threading
 import time
 from collections import Counter
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Final
+
 from rich.table import Table
 from websockets.frames import Frame, Opcode
+
 from bench.common.machine import PeakMemory, rss_mib
 from bench.common.options import add_model
 from bench.common.service import Service, served_model

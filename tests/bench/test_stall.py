@@ -9,7 +9,7 @@ import pytest
 
 from bench import __main__ as cli
 from bench.service import stall
-from bench.service.hostile import Sizes
+from bench.service.stall import Sizes
 
 
 @pytest.mark.exhaustive

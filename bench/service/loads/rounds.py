@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import median
 from time import perf_counter
 from typing import Final
 
@@ -105,6 +106,16 @@ async def answer(target: Target, ask: Ask) -> Timing:
     else:
         timing.error = target.fault(ask, timing)
     return timing
+
+
+def over_rounds(
+    rounds: Sequence[Mapping[str, float]], **others: Callable[[list[float]], float]
+) -> dict[str, float]:
+    """Each figure's median over the rounds, but the sum of errors, and what `others` say."""
+    reduce = {"errors": sum} | others
+    return {
+        name: reduce.get(name, median)([round_[name] for round_ in rounds]) for name in rounds[0]
+    }
 
 
 def summary(timings: Sequence[Timing], wall_seconds: float) -> dict[str, float]:
