@@ -36,6 +36,30 @@ _UNAUTHENTICATED: Final = "partywall-backup-1"
 _MOST_FRAME_BYTES: Final = 1 << 30
 _LENGTH_BYTES: Final = 4
 
+_encode = msgspec.msgpack.Encoder().encode
+_log = logging.getLogger(__name__)
+_EVERYTHING: Final = "pw:*"
+_SCAN_COUNT: Final = 100
+_STREAM_PAGE: Final = 1000
+_PASSING: Final = frozenset(
+    {"streams", "held", "settled", "sockets", "running", "claimed", "spending", "usage-batch"}
+)
+"""Kinds of keys that tell of requests under way."""
+_PASSING_PREFIXES: Final = (
+    *("pw:step:", redis_keys.process("")),
+    *(redis_keys.PROBE, redis_keys.AUDIT_KEEPER),
+)
+_LOOK_UPS: Final = "pw:key:"
+_ANSWERS: Final = "pw:idempotency:"
+_OF_ANY_STORE: Final = (redis_keys.PEPPER, redis_keys.SCHEMA)
+"""Whoever opens a store leaves these there."""
+_SINGLE: Final[Mapping[str, Callable[[str], Command]]] = {
+    "string": lambda key: ("GET", key),
+    "hash": lambda key: ("HGETALL", key),
+    "set": lambda key: ("SMEMBERS", key),
+    "zset": lambda key: ("ZRANGE", key, 0, -1, "WITHSCORES"),
+}
+
 
 class Head(msgspec.Struct, frozen=True, tag=True):
     """What comes first."""
@@ -67,7 +91,6 @@ class End(msgspec.Struct, frozen=True, tag=True):
     """The MAC: keyed BLAKE2b of all bytes before."""
 
 
-_encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(Head | Record | End).decode
 
 
@@ -164,30 +187,6 @@ def _pieces(file: BinaryIO) -> Iterator[bytes]:
         if len(head) < _LENGTH_BYTES or len(data) < size:
             raise BackupUnusable("the file ends too early")
         yield head + data
-
-
-_log = logging.getLogger(__name__)
-_EVERYTHING: Final = "pw:*"
-_SCAN_COUNT: Final = 100
-_STREAM_PAGE: Final = 1000
-_PASSING: Final = frozenset(
-    {"streams", "held", "settled", "sockets", "running", "claimed", "spending", "usage-batch"}
-)
-"""Kinds of keys that tell of requests under way."""
-_PASSING_PREFIXES: Final = (
-    *("pw:step:", redis_keys.process("")),
-    *(redis_keys.PROBE, redis_keys.AUDIT_KEEPER),
-)
-_LOOK_UPS: Final = "pw:key:"
-_ANSWERS: Final = "pw:idempotency:"
-_OF_ANY_STORE: Final = (redis_keys.PEPPER, redis_keys.SCHEMA)
-"""Whoever opens a store leaves these there."""
-_SINGLE: Final[Mapping[str, Callable[[str], Command]]] = {
-    "string": lambda key: ("GET", key),
-    "hash": lambda key: ("HGETALL", key),
-    "set": lambda key: ("SMEMBERS", key),
-    "zset": lambda key: ("ZRANGE", key, 0, -1, "WITHSCORES"),
-}
 
 
 class Without(msgspec.Struct, frozen=True):

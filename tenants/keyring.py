@@ -28,6 +28,17 @@ from tenants.storage.connection import GuardedRedis
 
 _log = logging.getLogger(__name__)
 
+REVISION_BYTES = 16
+"""What an object that changes begins with, in clear."""
+HEADS: Final[Mapping[str, int]] = {
+    "response": 0,
+    "suspended": 0,
+    "running": 0,
+    "conversation": REVISION_BYTES,
+    "completion": REVISION_BYTES,
+}
+"""Kinds of strings that are encrypted, by how many bytes of them are not."""
+
 
 class Namespace:
     """What one owner's secrets encrypt, and name, in the store."""
@@ -118,18 +129,6 @@ class Keyring:
             self._forget(change.tenant_id)
         elif change.kind == "group":
             self._forget(f"@{change.name}")
-
-
-REVISION_BYTES = 16
-"""What an object that changes begins with, in clear."""
-HEADS: Final[Mapping[str, int]] = {
-    "response": 0,
-    "suspended": 0,
-    "running": 0,
-    "conversation": REVISION_BYTES,
-    "completion": REVISION_BYTES,
-}
-"""Kinds of strings that are encrypted, by how many bytes of them are not."""
 
 
 async def rewrite(

@@ -43,6 +43,20 @@ _KEPT: Final = 64 * 1024
 _IN_FLIGHT: Final = 256
 _DECISIONS: Final = 400
 
+LOAD_PERCENT: Final = 90
+_WORKLOAD: Final = "tenants"
+_FRAMES_BYTES: Final = 2 * 9 + 8
+"""Beside a message's payload: the heads of its frames, and the number."""
+_REPLICAS: Final = 4
+_BEATS: Final = 25
+_FIRST_BEATS: Final = 5
+"""That are not counted: of the first all is told anyway, and all are looked at for some more."""
+_TURNOVER: Final = 1 / 8
+"""Of tenants that have requests, those of whom that is no longer so at the next beat."""
+_IDLE: Final = TenantStats(
+    running=0, waiting=0, blocks_held=0, blocks_shared=0, blocks_cached=0, blocks_pinned=0, served=0
+)
+
 
 @dataclass(frozen=True, slots=True)
 class IndexLoad:
@@ -150,12 +164,6 @@ def _chains(
         num_made += _CHAIN
 
 
-LOAD_PERCENT: Final = 90
-_WORKLOAD: Final = "tenants"
-_FRAMES_BYTES: Final = 2 * 9 + 8
-"""Beside a message's payload: the heads of its frames, and the number."""
-
-
 @dataclass(frozen=True, slots=True)
 class EventLoad:
     """Of one replica."""
@@ -192,17 +200,6 @@ def _message_bytes(num_blocks: int, block_size: int) -> int:
     told += [Change(one, True, parent) for parent, one in pairwise([bytes(16), *hashes])]
     payload = msgspec.msgpack.encode(KVEventBatch(0.0, events_of(told, block_size)))
     return len(payload) + _FRAMES_BYTES
-
-
-_REPLICAS: Final = 4
-_BEATS: Final = 25
-_FIRST_BEATS: Final = 5
-"""That are not counted: of the first all is told anyway, and all are looked at for some more."""
-_TURNOVER: Final = 1 / 8
-"""Of tenants that have requests, those of whom that is no longer so at the next beat."""
-_IDLE: Final = TenantStats(
-    running=0, waiting=0, blocks_held=0, blocks_shared=0, blocks_cached=0, blocks_pinned=0, served=0
-)
 
 
 @dataclass(frozen=True, slots=True)

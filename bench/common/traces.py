@@ -30,6 +30,17 @@ _LOG_MEAN = (6.633, 5.019)
 _LOG_SPREAD = (0.985, 0.859)
 _LONGEST_TEXTS = (14_050, 1_000)
 
+MOONCAKE_TRACE: Final = Path("../shared/traces/mooncake_conversation.jsonl")
+TOKENS_PER_ID: Final = 512
+Prompt = tuple[int, ...]
+_REQUESTS: Final = 12_031
+_LONGEST: Final = 247
+_SHARED: Final = 0
+DEFAULT_QUESTIONS: Final = Path("../shared/traces/mt_bench_questions.jsonl")
+_SYNTHETIC: Final = 80
+Conversation = tuple[str, ...]
+"""What the user says, turn by turn."""
+
 
 @dataclass(frozen=True, slots=True)
 class Traced:
@@ -71,16 +82,6 @@ def draw_trace(count: int, seed: int) -> list[Traced]:
     times = np.cumsum(draw.exponential(1.0, count)).tolist()
     lengths = draw_lengths(count, draw).tolist()
     return [Traced(at, *row) for at, row in zip(times, lengths, strict=True)]
-
-
-MOONCAKE_TRACE: Final = Path("../shared/traces/mooncake_conversation.jsonl")
-TOKENS_PER_ID: Final = 512
-
-Prompt = tuple[int, ...]
-
-_REQUESTS: Final = 12_031
-_LONGEST: Final = 247
-_SHARED: Final = 0
 
 
 @dataclass(frozen=True)
@@ -150,13 +151,6 @@ def _prompt(trace: Path, number: int, line: str) -> Prompt:
     if not isinstance(ids, list) or not all(isinstance(one, int) for one in ids):
         raise BenchError(f"{trace}, line {number}: hash_ids must be a list of numbers")
     return tuple(ids)
-
-
-DEFAULT_QUESTIONS: Final = Path("../shared/traces/mt_bench_questions.jsonl")
-_SYNTHETIC: Final = 80
-
-Conversation = tuple[str, ...]
-"""What the user says, turn by turn."""
 
 
 def conversations(path: Path) -> list[Conversation]:

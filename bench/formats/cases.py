@@ -35,6 +35,13 @@ from engine.grammar.vocabulary import Vocabulary
 
 _PROMPT_TOKENS: Final = 64
 
+Outputs = Mapping[int, list[int]]
+"""By the schema's number, the tokens that were written to it."""
+Step = Callable[[int | None], bool]
+"""Takes a token, or none at the beginning, and finds what may come next; false if it refuses it."""
+Begin = Callable[[int], Step]
+"""A way along the output to the schema of that number."""
+
 
 class StructuredBench:
     """One engine, timed from outside."""
@@ -146,14 +153,6 @@ class StructuredBench:
             sampling=SamplingParams(max_tokens=self.num_tokens, seed=number, stop_token_ids=stop),
             grammar=grammar_of(number, self.num_tokens) if held else None,
         )
-
-
-Outputs = Mapping[int, list[int]]
-"""By the schema's number, the tokens that were written to it."""
-Step = Callable[[int | None], bool]
-"""Takes a token, or none at the beginning, and finds what may come next; false if it refuses it."""
-Begin = Callable[[int], Step]
-"""A way along the output to the schema of that number."""
 
 
 @dataclass

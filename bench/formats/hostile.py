@@ -30,6 +30,12 @@ from bench.service.stall import CHAT
 from engine.api import Grammar
 from engine.validation import MAX_DEFINITIONS, MAX_GRAMMAR_BYTES
 
+_AT_ONCE: Final = 8
+_CALM_SECONDS: Final = 3.0
+_PATIENCE_SECONDS: Final = 120.0
+_PLAIN: Final = Grammar(kind="regex", source="[a-z ]{400}")
+_WORDS: Final = {"json_schema": "json", "regex": "regex", "lark": "grammar"}
+
 
 def hostile_grammars(count: int, seed: int = 0) -> Iterator[tuple[str, Grammar]]:
     """So many, of all families in turn, with their families' names."""
@@ -222,13 +228,6 @@ _FAMILIES: Final[list[Callable[[random.Random], Grammar]]] = [
     _embedded_schemas,
     _endless_epsilon,
 ]
-
-
-_AT_ONCE: Final = 8
-_CALM_SECONDS: Final = 3.0
-_PATIENCE_SECONDS: Final = 120.0
-_PLAIN: Final = Grammar(kind="regex", source="[a-z ]{400}")
-_WORDS: Final = {"json_schema": "json", "regex": "regex", "lark": "grammar"}
 
 
 def attack(options: argparse.Namespace) -> tuple[dict[str, float], list[Table]]:

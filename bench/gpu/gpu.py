@@ -28,6 +28,20 @@ from bench.registry import BenchError, Result
 from engine.assembly.parts import Parts, load_parts
 from engine.config import Device, Dtype, EngineConfig
 
+_BATCHES: Final = (1, 8, 64, 256)
+_ON_A_GPU: Final = {
+    "shape": ["8b", "06b"],
+    "context": 1024,
+    "prefill": 16_384,
+    "shared": 2048,
+    "behind": 8192,
+}
+_ELSEWHERE: Final = {"shape": ["tiny"], "context": 64, "prefill": 512, "shared": 128, "behind": 256}
+_REPEATS: Final = 2
+_TURN_TOKENS: Final = 20
+_OWN_TOKENS: Final = 64
+"""Of a prompt behind a shared prefix."""
+
 
 @dataclass(frozen=True, slots=True)
 class Shape:
@@ -106,20 +120,6 @@ def write_model(shape: Shape, folder: Path, device: torch.device, dtype: torch.d
         model = AutoModelForCausalLM.from_config(config, dtype=dtype)
     model.save_pretrained(folder)
 
-
-_BATCHES: Final = (1, 8, 64, 256)
-_ON_A_GPU: Final = {
-    "shape": ["8b", "06b"],
-    "context": 1024,
-    "prefill": 16_384,
-    "shared": 2048,
-    "behind": 8192,
-}
-_ELSEWHERE: Final = {"shape": ["tiny"], "context": 64, "prefill": 512, "shared": 128, "behind": 256}
-_REPEATS: Final = 2
-_TURN_TOKENS: Final = 20
-_OWN_TOKENS: Final = 64
-"""Of a prompt behind a shared prefix."""
 
 FIGURES: Final = {
     "copy_gb_per_s": "the device's copy bandwidth, bytes read and written, GB/s",

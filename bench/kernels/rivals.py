@@ -23,6 +23,8 @@ Work = Callable[[], object]
 
 _WARM_UPS = 3
 
+_WORKSPACE_BYTES = 256 << 20
+
 
 class Stopwatch:
     """Times work by its replays as a CUDA graph, with cold caches, side by side.
@@ -67,9 +69,6 @@ def captured(work: Work) -> Work:
     with torch.cuda.graph(graph):
         work()
     return graph.replay
-
-
-_WORKSPACE_BYTES = 256 << 20
 
 
 @dataclass(frozen=True)

@@ -31,6 +31,13 @@ from engine.serve.core import EngineCore
 
 WIDTHS = (2, 4, 6)
 
+Scores = list[list[float]]
+"""Log-probabilities of the candidates of each beam in one step of one search, best first."""
+_BLOCK_SIZE = 16
+_REAL_SEARCHES = 3
+_REAL_TOKENS = 48
+_TOKEN_IDS = 2**30
+
 
 @dataclass(slots=True)
 class Saving:
@@ -76,15 +83,6 @@ def parallel_sampling(
     while not server.is_idle:
         server.step()
     return saving.mean
-
-
-Scores = list[list[float]]
-"""Log-probabilities of the candidates of each beam in one step of one search, best first."""
-
-_BLOCK_SIZE = 16
-_REAL_SEARCHES = 3
-_REAL_TOKENS = 48
-_TOKEN_IDS = 2**30
 
 
 def beam_savings(

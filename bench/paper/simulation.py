@@ -18,6 +18,13 @@ from bench.paper.workloads import Workload
 _WARM_UP = 0.25
 """The share of the trace before anything but latency is averaged: nothing runs at its start."""
 
+LATENCY = 0.1
+"""Seconds a token at which rates are compared: ten tokens a second, where the curves bend."""
+LATENCIES = (LATENCY, 0.25, 0.5)
+_LIMIT = 0.75
+_FRACTIONS = (0.1, 0.25, 0.4, 0.55, 0.7, 0.8, 0.88, 0.94, 1.0, 1.06, 1.15, 1.3, 1.5, 1.8, 2.2)
+"""Of the saturated throughput: the rates that are tried, until latency passes `LATENCIES`."""
+
 
 @dataclass(frozen=True, slots=True)
 class Run:
@@ -88,14 +95,6 @@ def simulate(
         steps=steps,
         seconds=clock - trace[0].arrival,
     )
-
-
-LATENCY = 0.1
-"""Seconds a token at which rates are compared: ten tokens a second, where the curves bend."""
-LATENCIES = (LATENCY, 0.25, 0.5)
-_LIMIT = 0.75
-_FRACTIONS = (0.1, 0.25, 0.4, 0.55, 0.7, 0.8, 0.88, 0.94, 1.0, 1.06, 1.15, 1.3, 1.5, 1.8, 2.2)
-"""Of the saturated throughput: the rates that are tried, until latency passes `LATENCIES`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,17 @@ from engine.sequences.plan import Sampled, ScheduledChunk, StepPlan
 _INDEX_STRIDE = 2**28
 """Between the tokens of a request's sequences, which all differ."""
 
+MAX_RUNNING = 256
+PARTYWALL = "Partywall"
+WITHOUT_CACHE = "Partywall, cache off"
+ORACLE = "Orca (Oracle)"
+POW2 = "Orca (Pow2)"
+MAX = "Orca (Max)"
+FASTER_TRANSFORMER = "FasterTransformer"
+GENERATE = "generate()"
+ORCAS = (ORACLE, POW2, MAX)
+SYSTEMS = (PARTYWALL, *ORCAS, FASTER_TRANSFORMER, GENERATE)
+
 
 def step_shape(chunks: Iterable[ScheduledChunk]) -> StepShape:
     """What a plan computes."""
@@ -134,20 +145,6 @@ class Paged:
             internal=held - states - future,
             free=pool.num_blocks * block_size - held,
         )
-
-
-MAX_RUNNING = 256
-
-PARTYWALL = "Partywall"
-WITHOUT_CACHE = "Partywall, cache off"
-ORACLE = "Orca (Oracle)"
-POW2 = "Orca (Pow2)"
-MAX = "Orca (Max)"
-FASTER_TRANSFORMER = "FasterTransformer"
-GENERATE = "generate()"
-
-ORCAS = (ORACLE, POW2, MAX)
-SYSTEMS = (PARTYWALL, *ORCAS, FASTER_TRANSFORMER, GENERATE)
 
 
 def make_server(

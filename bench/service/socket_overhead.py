@@ -37,6 +37,27 @@ from bench.service.null_engine import EMITTED, Emitted, null_service
 _PRIORITY = 1
 """The lowest of the real-time priorities: before every ordinary process."""
 
+FIGURES: Final = {
+    "deltas_per_s_per_core": "the fastest pace at which the service did not fall behind, the cores "
+    "kept free for it (as parameter `undisturbed` tells), deltas/s",
+    "latency_deltas_per_s": "the pace at which the latencies were measured: --latency-rate, unless "
+    "the service falls behind at it, deltas/s",
+    "added_ms_p50": "from a step's emission to a client's having its delta at that pace, the cores "
+    "kept free for it, median, ms",
+    "added_ms_p99": "the same, 99th percentile",
+    "shared_ms_p50": "the same as ordinary processes, beside whatever else runs, median, ms",
+    "shared_ms_p99": "the same, 99th percentile",
+    "clients_late_ms_p99": "how long the bench's own clients had not looked when they found a "
+    "delta, as ordinary processes, 99th percentile, ms",
+    "cpu_us_per_delta": "processor time of the service for each delta, at that pace, "
+    "starting and ending the answers included, us",
+}
+_FALLEN_BEHIND_SECONDS: Final = 0.05
+"""A service that keeps up ends a run without a backlog; one that does not is later every second."""
+_COARSE, _FINE = 1.25, 1.05
+_PATIENCE_SECONDS: Final = 60.0
+_IDLE_SECONDS: Final = 10.0
+
 
 @contextmanager
 def pinned(pid: int) -> Iterator[bool]:
@@ -93,28 +114,6 @@ def _each_thread(pid: int, act: Callable[[int], None]) -> None:
         for thread in Path(f"/proc/{pid}/task").iterdir():
             with suppress(ProcessLookupError):
                 act(int(thread.name))
-
-
-FIGURES: Final = {
-    "deltas_per_s_per_core": "the fastest pace at which the service did not fall behind, the cores "
-    "kept free for it (as parameter `undisturbed` tells), deltas/s",
-    "latency_deltas_per_s": "the pace at which the latencies were measured: --latency-rate, unless "
-    "the service falls behind at it, deltas/s",
-    "added_ms_p50": "from a step's emission to a client's having its delta at that pace, the cores "
-    "kept free for it, median, ms",
-    "added_ms_p99": "the same, 99th percentile",
-    "shared_ms_p50": "the same as ordinary processes, beside whatever else runs, median, ms",
-    "shared_ms_p99": "the same, 99th percentile",
-    "clients_late_ms_p99": "how long the bench's own clients had not looked when they found a "
-    "delta, as ordinary processes, 99th percentile, ms",
-    "cpu_us_per_delta": "processor time of the service for each delta, at that pace, "
-    "starting and ending the answers included, us",
-}
-_FALLEN_BEHIND_SECONDS: Final = 0.05
-"""A service that keeps up ends a run without a backlog; one that does not is later every second."""
-_COARSE, _FINE = 1.25, 1.05
-_PATIENCE_SECONDS: Final = 60.0
-_IDLE_SECONDS: Final = 10.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

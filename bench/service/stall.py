@@ -3,9 +3,8 @@
 The engine has no model (`bench.service.null_engine`) and gives every stream a token every
 `--step-ms`, so that what is measured is the service. While a neighbour's answer streams over a
 WebSocket, another tenant sends the largest, longest and most crooked requests there are, several at
-once, kind after kind. A task on the service's event loop tells when it
-was not woken in time; the neighbour's gaps are between the arrivals of its deltas; memory is the
-service process's own.
+once, kind after kind. A task on the service's event loop tells when it was not woken in time; the
+neighbour's gaps are between the arrivals of its deltas; memory is the service process's own.
 """
 
 from __future__ import annotations
@@ -40,6 +39,17 @@ CHAT: Final = "/v1/chat/completions"
 RESPONSES: Final = "/v1/responses"
 COMPACT: Final = "/v1/responses/compact"
 _FRAME_BYTES: Final = 1_150_000
+
+FIGURES: Final = {
+    "loop_stall_ms_max": "the longest that the service's event loop was not free, ms",
+    "neighbour_gap_ms_max": "the longest gap between two deltas of the neighbour's stream, ms",
+    "neighbour_gap_usual_ms": "the median gap before the attacks, ms",
+    "peak_rss_mib": "the greatest resident memory of the service process, MiB",
+    "rss_growth_mib": "how much more that is than before the attacks, MiB",
+}
+_CALM_SECONDS: Final = 2.0
+_SETTLING_SECONDS: Final = 0.3
+_PATIENCE_SECONDS: Final = 120.0
 
 
 @dataclass(frozen=True)
@@ -131,18 +141,6 @@ class Sizes:
         given = each or ({},) * self.at_once
         bodies = [json.dumps(base | fields | one | {"store": False}).encode() for one in given]
         return Attack(name, None, bodies)
-
-
-FIGURES: Final = {
-    "loop_stall_ms_max": "the longest that the service's event loop was not free, ms",
-    "neighbour_gap_ms_max": "the longest gap between two deltas of the neighbour's stream, ms",
-    "neighbour_gap_usual_ms": "the median gap before the attacks, ms",
-    "peak_rss_mib": "the greatest resident memory of the service process, MiB",
-    "rss_growth_mib": "how much more that is than before the attacks, MiB",
-}
-_CALM_SECONDS: Final = 2.0
-_SETTLING_SECONDS: Final = 0.3
-_PATIENCE_SECONDS: Final = 120.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

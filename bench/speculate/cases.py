@@ -58,6 +58,8 @@ _TEXTS: Final = (
     "        result += area(shape)\n    return result\n",
 )
 
+_LAYERS: Final = 2
+
 
 class _Case(NamedTuple):
     """A load: its prompts, how many at once, and how tokens are drawn."""
@@ -262,9 +264,6 @@ def _without_guesses(parts: Parts) -> Parts:
     """The same, to compute one token a step."""
     off = msgspec.structs.replace(parts.config, speculation="off", draft_model_path=None)
     return replace(parts, config=off, draft=None)
-
-
-_LAYERS: Final = 2
 
 
 def draft_folder(name: str, model: Path, scratch: Path) -> Path:

@@ -20,6 +20,15 @@ _AT_ONCE: Final = 16
 _LONGEST: Final = 1024
 _VOCABULARY: Final = 40_000
 
+_QUESTION_TOKENS: Final = 16
+_SYSTEM_TOKENS: Final = 512
+_TENANTS: Final = 4
+_LOAD: Final = 8
+"""Requests at once."""
+_OUTPUT_TOKENS: Final = 64
+_FLOODS_A_POOL: Final = 2.0
+"""So many times what leases leave of the pool: nothing else that was there before is left."""
+
 
 def request(
     name: str, tenant: str, prompt: list[int], output: int, cache: CachePolicy
@@ -44,16 +53,6 @@ def flood(core: EngineCore, draw: random.Random, num_tokens: int) -> None:
             core.submit(request(f"flood {number}", "flood", prompt, 1, CachePolicy()))
             left, number = left - len(prompt), number + 1
         finish(core)
-
-
-_QUESTION_TOKENS: Final = 16
-_SYSTEM_TOKENS: Final = 512
-_TENANTS: Final = 4
-_LOAD: Final = 8
-"""Requests at once."""
-_OUTPUT_TOKENS: Final = 64
-_FLOODS_A_POOL: Final = 2.0
-"""So many times what leases leave of the pool: nothing else that was there before is left."""
 
 
 class LeasedModel:

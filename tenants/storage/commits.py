@@ -36,6 +36,21 @@ while at <= #ARGV do redis.call(unpack(next_words())) end
 return 1
 """)
 
+ANY = ""
+"""The generation of what goes to whoever has the id."""
+
+# `lives(meta, generation, expected)`: whether the owner is there, and the one that is meant. A
+# record of an earlier version has no generation beside it; the first write that has one says it.
+LIVES = """
+local function lives(meta, generation, expected)
+  if redis.call('EXISTS', unpack(meta)) == 0 then return false end
+  if expected == '' then return true end
+  local known = redis.call('GET', generation)
+  if not known then redis.call('SET', generation, expected) end
+  return not known or known == expected
+end
+"""
+
 
 async def commit_if(
     redis: GuardedRedis, checks: Sequence[Check], commands: Sequence[Command]
@@ -70,22 +85,6 @@ def exists(key: str) -> Check:
 def absent(key: str) -> Check:
     """That there is nothing under a key."""
     return ("EXISTS", key), b"0"
-
-
-ANY = ""
-"""The generation of what goes to whoever has the id."""
-
-# `lives(meta, generation, expected)`: whether the owner is there, and the one that is meant. A
-# record of an earlier version has no generation beside it; the first write that has one says it.
-LIVES = """
-local function lives(meta, generation, expected)
-  if redis.call('EXISTS', unpack(meta)) == 0 then return false end
-  if expected == '' then return true end
-  local known = redis.call('GET', generation)
-  if not known then redis.call('SET', generation, expected) end
-  return not known or known == expected
-end
-"""
 
 
 def keeping(record: Tenant | ShareGroup) -> Command:

@@ -60,6 +60,43 @@ book_expired(KEYS[1], KEYS[2], KEYS[3], time[1] * 1000 + math.floor(time[2] / 10
 """
 )
 
+Counts = Mapping[str, int]
+USED_BY = "used:"
+"""A group's quantity `used:TENANT` is how many tokens of its prompts a member's requests had."""
+_BATCH_TTL_SECONDS = 60 * 24 * 3600
+"""For how long a batch is known whose process was killed before it heard that it had arrived."""
+_SHARED = ("computed_tokens", "lease_block_seconds", "cost_nanos")
+"""What of a group's usage its members are charged for."""
+GROUP = "group:"
+"""A tenant's quantity `group:OWNER` says that it used a group's prompts."""
+
+# KEYS: meta, deleting, usage, batch, spending, presumed, generation. ARGV: the batch's number,
+# seconds to remember it for, the generation that is meant, how many reservations of a budget it
+# takes the place of, these, and each field with its increment. A batch that is here already (its
+# answer was lost) is not added again; one that cannot be added to what stands there is not at all.
+_ADD = Script(
+    LIVES
+    + HOLDS
+    + """
+if not lives({KEYS[1], KEYS[2]}, KEYS[7], ARGV[3]) then return end
+if tonumber(redis.call('GET', KEYS[4]) or 0) >= tonumber(ARGV[1]) then return end
+local last = 4 + tonumber(ARGV[4])
+for index = last + 1, #ARGV, 2 do
+  local there = redis.call('HGET', KEYS[3], ARGV[index]) or '0'
+  if #there > 18 or not string.match(there, '^-?%d+$') then
+    return redis.error_reply('ERR no count: ' .. ARGV[index])
+  end
+end
+for index = 5, last do release(KEYS[5], KEYS[3], KEYS[6], ARGV[index]) end
+for index = last + 1, #ARGV, 2 do
+  redis.call('HINCRBY', KEYS[3], ARGV[index], ARGV[index + 1])
+end
+redis.call('SET', KEYS[4], ARGV[1], 'EX', ARGV[2])
+"""
+)
+Call: TypeAlias = tuple[list[str], list[Argument]]
+"""Keys and arguments of what is handed in."""
+
 
 async def book_expired(redis: GuardedRedis, tenant_id: str) -> None:
     """Have a tenant's usage say what is presumed. Raises `StoreUnavailable`."""
@@ -69,11 +106,6 @@ async def book_expired(redis: GuardedRedis, tenant_id: str) -> None:
         redis_keys.presumed(tenant_id),
     ]
     await redis.run_script(_BOOK, keys, [datetime.now(UTC).date().isoformat()])
-
-
-Counts = Mapping[str, int]
-USED_BY = "used:"
-"""A group's quantity `used:TENANT` is how many tokens of its prompts a member's requests had."""
 
 
 def split(amount: int, uses: Mapping[str, int]) -> dict[str, int]:
@@ -112,41 +144,6 @@ def charges(days: Mapping[str, Counts], quantities: Iterable[str]) -> dict[str, 
             charged.setdefault(member, {})[day] = mine
         waiting = dict.fromkeys(waiting, 0)
     return charged
-
-
-_BATCH_TTL_SECONDS = 60 * 24 * 3600
-"""For how long a batch is known whose process was killed before it heard that it had arrived."""
-_SHARED = ("computed_tokens", "lease_block_seconds", "cost_nanos")
-"""What of a group's usage its members are charged for."""
-GROUP = "group:"
-"""A tenant's quantity `group:OWNER` says that it used a group's prompts."""
-
-# KEYS: meta, deleting, usage, batch, spending, presumed, generation. ARGV: the batch's number,
-# seconds to remember it for, the generation that is meant, how many reservations of a budget it
-# takes the place of, these, and each field with its increment. A batch that is here already (its
-# answer was lost) is not added again; one that cannot be added to what stands there is not at all.
-_ADD = Script(
-    LIVES
-    + HOLDS
-    + """
-if not lives({KEYS[1], KEYS[2]}, KEYS[7], ARGV[3]) then return end
-if tonumber(redis.call('GET', KEYS[4]) or 0) >= tonumber(ARGV[1]) then return end
-local last = 4 + tonumber(ARGV[4])
-for index = last + 1, #ARGV, 2 do
-  local there = redis.call('HGET', KEYS[3], ARGV[index]) or '0'
-  if #there > 18 or not string.match(there, '^-?%d+$') then
-    return redis.error_reply('ERR no count: ' .. ARGV[index])
-  end
-end
-for index = 5, last do release(KEYS[5], KEYS[3], KEYS[6], ARGV[index]) end
-for index = last + 1, #ARGV, 2 do
-  redis.call('HINCRBY', KEYS[3], ARGV[index], ARGV[index + 1])
-end
-redis.call('SET', KEYS[4], ARGV[1], 'EX', ARGV[2])
-"""
-)
-Call: TypeAlias = tuple[list[str], list[Argument]]
-"""Keys and arguments of what is handed in."""
 
 
 class Entry(msgspec.Struct, frozen=True, array_like=True):

@@ -38,6 +38,22 @@ Document = dict[str, Any]
 _HIDDEN = frozenset({"namespace_secret", "former_secrets", "digest", "pepper_id", "tenant_id"})
 """Fields of records: secrets, what finds them, and whose a key is, which `owner` says."""
 
+_log = logging.getLogger(__name__)
+_SECONDS: Final = 1.0
+_TRIM_SECONDS: Final = 10.0
+_LEASE_MILLISECONDS: Final = 15_000
+_KEPT_PAGE: Final = 500
+_ID: Final = re.compile(rb"[0-9]{1,20}-[0-9]{1,20}")
+
+# KEYS: the lease. ARGV: who wants it, milliseconds. Gives 1 to who has it.
+_HOLD = Script("""
+local holder = redis.call('GET', KEYS[1])
+if holder and holder ~= ARGV[1] then return 0 end
+redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])
+return 1
+""")
+Entries = list[tuple[bytes, dict[bytes, bytes]]]
+
 
 class Note(msgspec.Struct, frozen=True, kw_only=True):
     """What a writer has to say of its write; `owner` and `target` say to what it was done."""
@@ -180,24 +196,6 @@ def _decode_document(text: str) -> Document | None:
         return msgspec.json.decode(text, type=Document | None)
     except (msgspec.DecodeError, ValueError, RecursionError):
         return {"unreadable": text}
-
-
-_log = logging.getLogger(__name__)
-_SECONDS: Final = 1.0
-_TRIM_SECONDS: Final = 10.0
-_LEASE_MILLISECONDS: Final = 15_000
-_KEPT_PAGE: Final = 500
-_ID: Final = re.compile(rb"[0-9]{1,20}-[0-9]{1,20}")
-
-# KEYS: the lease. ARGV: who wants it, milliseconds. Gives 1 to who has it.
-_HOLD = Script("""
-local holder = redis.call('GET', KEYS[1])
-if holder and holder ~= ARGV[1] then return 0 end
-redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])
-return 1
-""")
-
-Entries = list[tuple[bytes, dict[bytes, bytes]]]
 
 
 class AuditKeeper:

@@ -35,6 +35,29 @@ STEADY_DEFAULTS: Final[Mapping[str, object]] = {
 }
 SAMPLED: Final = Sampling(temperature=1.0, top_p=0.95)
 
+COLD_DEFAULTS: Final[Mapping[str, object]] = {
+    "tenants": 4,
+    "concurrency": 8,
+    "output_tokens": 16,
+    "lengths": [256, 1024, 4096],
+}
+COLD_FIGURES: Final = {
+    "ttft_ms_p50_alone_LENGTH": "cold: time to the first text of a unique prompt of LENGTH tokens, "
+    "one request at a time, median, ms",
+    "ttft_ms_p50_at_once_LENGTH": "cold: the same, --concurrency requests at once, of all "
+    "--lengths in turn",
+}
+_ALONE: Final = 3
+"""Requests of each length that have the server for themselves."""
+CHAT_DEFAULTS: Final[Mapping[str, object]] = {
+    "tenants": 4,
+    "requests": 4,
+    "concurrency": 8,
+    "output_tokens": 64,
+    "turns": 6,
+    "questions": DEFAULT_QUESTIONS,
+}
+
 
 @dataclass(frozen=True)
 class Steady:
@@ -76,22 +99,6 @@ def system_prompts(options: argparse.Namespace, count: CountTokens) -> list[str]
         system_prompt(f"tenant-{number}", options.system_tokens, count)
         for number in range(options.tenants)
     ]
-
-
-COLD_DEFAULTS: Final[Mapping[str, object]] = {
-    "tenants": 4,
-    "concurrency": 8,
-    "output_tokens": 16,
-    "lengths": [256, 1024, 4096],
-}
-COLD_FIGURES: Final = {
-    "ttft_ms_p50_alone_LENGTH": "cold: time to the first text of a unique prompt of LENGTH tokens, "
-    "one request at a time, median, ms",
-    "ttft_ms_p50_at_once_LENGTH": "cold: the same, --concurrency requests at once, of all "
-    "--lengths in turn",
-}
-_ALONE: Final = 3
-"""Requests of each length that have the server for themselves."""
 
 
 @dataclass(frozen=True)
@@ -149,16 +156,6 @@ def _ttft_ms_p50(timings: Sequence[Timing]) -> float:
     """Of those that were answered; infinite if none was."""
     good = [timing.ttft_seconds for timing in timings if timing.error is None]
     return percentile(good, 50) * 1000 if good else inf
-
-
-CHAT_DEFAULTS: Final[Mapping[str, object]] = {
-    "tenants": 4,
-    "requests": 4,
-    "concurrency": 8,
-    "output_tokens": 64,
-    "turns": 6,
-    "questions": DEFAULT_QUESTIONS,
-}
 
 
 @dataclass(frozen=True)

@@ -29,6 +29,24 @@ _SHARE: Final = 99
 _FACTOR: Final = 2.0
 _MOST_STEPS: Final = 5
 
+DEFAULTS: Final[Mapping[str, object]] = {
+    "tenants": 4,
+    "system_tokens": 512,
+    "trace": AZURE_TRACE,
+    "shrink": 8.0,
+    "rate": 3.0,
+    "seconds": 10.0,
+    "halvings": 2,
+}
+FIGURES: Final = {
+    "goodput_requests_per_s": "mixed: greatest arrival rate found at which the time to the first "
+    "text is at most 1 s and that between two texts at most 100 ms, both as 99th percentiles "
+    "(requests that fail count as late); 0 if there is none",
+}
+_SYNTHETIC: Final = 20_000
+_GRACE_SECONDS: Final = 10.0
+_FEWEST_PROMPT, _FEWEST_OUTPUT = 16, 2
+
 
 @dataclass(frozen=True)
 class Bounds:
@@ -97,24 +115,7 @@ def _allowed(count: int) -> int:
     return count * (100 - _SHARE) // 100
 
 
-DEFAULTS: Final[Mapping[str, object]] = {
-    "tenants": 4,
-    "system_tokens": 512,
-    "trace": AZURE_TRACE,
-    "shrink": 8.0,
-    "rate": 3.0,
-    "seconds": 10.0,
-    "halvings": 2,
-}
-FIGURES: Final = {
-    "goodput_requests_per_s": "mixed: greatest arrival rate found at which the time to the first "
-    "text is at most 1 s and that between two texts at most 100 ms, both as 99th percentiles "
-    "(requests that fail count as late); 0 if there is none",
-}
-_SYNTHETIC: Final = 20_000
 _BOUNDS: Final = Bounds()
-_GRACE_SECONDS: Final = 10.0
-_FEWEST_PROMPT, _FEWEST_OUTPUT = 16, 2
 
 
 @dataclass(frozen=True)
