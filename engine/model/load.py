@@ -17,7 +17,6 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
 from engine.api import EngineError, UnsupportedModel
-from engine.batch.batch import pack
 from engine.config import EngineConfig
 from engine.model.checkpoints.build import build_model, find_checkpoint
 from engine.model.checkpoints.coded_linear import CodedLinear
@@ -28,13 +27,30 @@ from engine.model.layers.fused import FusedDecoder, fuse
 from engine.model.layers.leader import Followers, LeadingModel
 from engine.model.layers.paged_model import AttentionLayout, PagedModel, Weights
 from engine.model.layers.shard import Shard, require_heads
+from engine.model.self_check import (
+    SAMPLE_TOKENS,
+    TOLERANCE,
+    checked_logits,
+    in_parts,
+    relative_error,
+    sample,
+)
 from engine.system.control_groups import available_memory
 from kernels.native import library
 
 _log = logging.getLogger(__name__)
 
-_SAMPLE_TOKENS = 24
-"""Of the sequence on which a loaded model is compared with its original."""
+_UNSERVED = {
+    "chunked_attention": "layers that attend within local chunks",
+    "conv": "layers with the state of a convolution",
+    "indexed_attention": "layers of sparse attention over an index",
+    "linear_attention": "layers with a recurrent state",
+}
+"""Kinds of layers, as configurations name them, that are refused before any weight is read."""
+_ROUNDING = 3.0
+"""Times the model's own error that others may make, who sum up in another order."""
+_CACHE_ROUNDING = 0.1
+"""For a KV cache of a narrower type than the weights."""
 
 
 def load_model(config: EngineConfig, followers: Followers | None = None) -> PagedModel:
@@ -48,14 +64,13 @@ def load_model(config: EngineConfig, followers: Followers | None = None) -> Page
         raise EngineError(f"quantize: {config.quantize} weights are for CPUs; this is a GPU")
     if config.kv_dtype == "fp8" and device.type != "cuda":
         raise EngineError("kv_dtype: a cache of fp8 needs a GPU; on this CPU there is int8")
-    model, error = _load(config, device, followers)
-    is_off = not error < _tolerance(model, config)
+    model, error, tolerance = _load(config, device, followers)
     needs_fusing = _needs_fusing(config, model.weights.quantized_by) is not None
-    if is_off and model.weights.is_fused and not needs_fusing:
+    if not error < tolerance and model.weights.is_fused and not needs_fusing:
         _log.warning("fused layers differ from the model's own (by %.2g), which serve now", error)
         del model
-        model, error = _load(config, device, None, may_fuse=False)
-    if not error < _tolerance(model, config):
+        model, error, tolerance = _load(config, device, None, may_fuse=False)
+    if not error < tolerance:
         raise UnsupportedModel(
             f"{config.model_path}: paged logits differ from the model's own "
             f"(relative error {error:.2g})"
@@ -90,18 +105,16 @@ def _load(
     device: torch.device,
     followers: Followers | None,
     may_fuse: bool = True,
-) -> tuple[PagedModel, float]:
-    """The model, and how far its logits are from those of the model as it was loaded.
+) -> tuple[PagedModel, float, float]:
+    """The model, how far its logits are from those of the model as it was loaded, and may be.
 
-    Whatever a family does that paging or fusing does not know of (an unusual mask, sinks, a
-    position bias) shows in them, at start, instead of as subtly wrong answers.
+    Raises `UnsupportedModel` if its attention cannot be paged.
     """
     original = _load_original(config, device)
-    length = min(_SAMPLE_TOKENS, config.block_size * 3 - 1)
-    vocab_size = original.text.vocab_size
-    ids = torch.arange(length).mul(7919).add(11).remainder(vocab_size).tolist()
-    expected = original.eager.own_logits(ids).float()
     whole = _layout(original.eager)
+    ids = sample(original.text.vocab_size, config.block_size)
+    expected = checked_logits(original.eager, ids, config.block_size)
+    own_error = relative_error(original.eager.own_logits(ids), expected)
     shard = None if followers is None else followers.shard
     weights = _weights(original, config, shard, may_fuse)
     del original
@@ -112,16 +125,17 @@ def _load(
     else:
         followers.wait()
         paged = LeadingModel(weights, *options, followers, whole)
-    error = (_paged_logits(paged, ids) - expected).norm() / expected.norm()
-    return paged, error.item()
+    error = relative_error(_paged_logits(paged, ids), expected)
+    return paged, error, _tolerance(paged, config, own_error)
 
 
 def _load_original(config: EngineConfig, device: torch.device) -> _Original:
     with reading(config.model_path):
         whole = AutoConfig.from_pretrained(config.model_path)
     text = whole.get_text_config()
-    if getattr(text, "attention_chunk_size", None):
-        raise UnsupportedModel("attention in local chunks is not supported")
+    unserved = _UNSERVED.keys() & set(getattr(text, "layer_types", None) or ())
+    if unserved:
+        raise UnsupportedModel(f"{_UNSERVED[min(unserved)]} cannot be served from blocks")
     dtype = choose_dtype(config, device)
     with reading(config.model_path):
         model, quantized_by = _read(config, whole, device, dtype)
@@ -173,7 +187,7 @@ def _fused(
     eager: EagerDecoder, config: EngineConfig, quantized_by: str | None, shard: Shard | None
 ) -> FusedDecoder | None:
     """The model's layers, or a rank's part of them, fused; None where its family is not known."""
-    most = max(config.max_context_tokens, _SAMPLE_TOKENS) if config.max_context_tokens else None
+    most = max(config.max_context_tokens, SAMPLE_TOKENS) if config.max_context_tokens else None
     try:
         return fuse(
             eager.model,
@@ -221,30 +235,23 @@ def _eos_token_ids(model: PreTrainedModel) -> tuple[int, ...]:
 
 
 def _paged_logits(model: PagedModel, ids: list[int]) -> Tensor:
-    """Logits of one sequence, computed in two parts over blocks in reverse order, in float32."""
-    num_blocks = -(-len(ids) // model.block_size)
-    model.allocate(num_blocks)
-    split = len(ids) // 2
-    blocks = list(reversed(range(num_blocks)))
-    parts = [
-        model.forward(
-            pack([(ids, start, count, blocks)], range(count), model.block_size, model.device)
-        )
-        for start, count in ((0, split), (split, len(ids) - split))
-    ]
-    return torch.cat(parts).float()
+    parts = in_parts(ids, model.block_size, model.device)
+    model.allocate(-(-len(ids) // model.block_size))
+    return torch.cat([model.forward(part) for part in parts])
 
 
-def _tolerance(model: PagedModel, config: EngineConfig) -> float:
+def _tolerance(model: PagedModel, config: EngineConfig, own_error: float) -> float:
     """Relative error of logits up to which they count as the same.
 
-    Those of two models that have nothing in common differ by 1.4.
+    Those of two models that have nothing in common differ by 1.4. `own_error` is what the weights'
+    type costs the model itself.
     """
     if config.quantize == "int4":
         return 1.0
     if config.quantize == "int8" or model.weights.quantized_by:
         return 0.3
-    return 1e-3 if model.kv_storage == torch.float32 else 0.1
+    rounding = max(TOLERANCE, _ROUNDING * own_error)
+    return rounding if model.kv_storage == model.dtype else rounding + _CACHE_ROUNDING
 
 
 def _return_memory(device: torch.device) -> None:

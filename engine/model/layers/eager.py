@@ -7,13 +7,18 @@ This serves every architecture that routes its attention that way, a little slow
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AttentionInterface, PreTrainedModel
+from transformers import (
+    AttentionInterface,
+    AttentionMaskInterface,
+    PreTrainedModel,
+)
 
 from engine.api import UnsupportedModel
 from engine.batch.batch import Batch
@@ -22,6 +27,8 @@ from engine.model.layers.rotary import split_by_length
 from kernels.attention import attend, write_kv
 
 _ATTENTION = "partywall_paged"
+_WATCHED = "partywall_watched"
+"""As the attention is called while one looks on what it is asked, masks included."""
 _UNKNOWN_TO_PAGING = ("s_aux", "position_bias")
 """Attention options of some families that change the scores in ways the kernels do not know."""
 
@@ -44,10 +51,32 @@ class _Step:
 
     memory: Tensor  # [num_blocks, num_layers, 2, num_kv_heads, block_size, head_dim]
     batch: Batch
+    calls: list[AttentionCall]
+
+
+@dataclass(frozen=True, slots=True)
+class _Watch:
+    """What has been seen of a forward pass that is watched."""
+
+    calls: dict[int, AttentionCall] = field(default_factory=dict)
+    windows: list[tuple[Tensor, int | None]] = field(default_factory=list)
+    """What stands for each mask, and the window that it leaves open."""
+
+    def window(self, mask: Tensor | None, asked: int | None) -> int | None:
+        """The window of a layer: its mask's, as some families have it nowhere else, or as `asked`.
+
+        Raises `UnsupportedModel` for a mask that the layer has made of its own.
+        """
+        if mask is None:
+            return asked
+        for known, window in self.windows:
+            if known is mask:
+                return window
+        raise UnsupportedModel("layers that make attention masks of their own are not supported")
 
 
 _step: ContextVar[_Step] = ContextVar("step")
-_probe: ContextVar[dict[int, AttentionCall]] = ContextVar("probe")
+_watch: ContextVar[_Watch] = ContextVar("watch")
 
 
 class EagerDecoder:
@@ -60,17 +89,18 @@ class EagerDecoder:
         than the sequence that they are in.
         """
         AttentionInterface.register(_ATTENTION, _paged_attention)
+        AttentionInterface.register(_WATCHED, _watched_attention)
+        AttentionMaskInterface.register(_WATCHED, _watched_mask)
         self.model = model.eval()
         self._rotary = split_by_length(model, max_context_tokens)
-        self.calls = self._watch()
-        """What each layer asks of its attention."""
+        self.watch()
 
     def forward(self, batch: Batch, memory: Tensor) -> Tensor:
         """Compute a packed batch, writing its KV to `memory` (see `PagedModel`).
 
         Returns the logits of `batch.logit_rows`: [num_logit_rows, vocab_size].
         """
-        token = _step.set(_Step(memory, batch))
+        token = _step.set(_Step(memory, batch, self.calls))
         if self._rotary is not None:
             self._rotary.is_long = batch.is_long
         try:
@@ -104,40 +134,69 @@ class EagerDecoder:
         return logits
 
     @torch.inference_mode()
-    def _watch(self) -> list[AttentionCall]:
-        """Learn the KV shape by watching what one forward pass hands to the attention."""
-        seen: dict[int, AttentionCall] = {}
-        token = _probe.set(seen)
+    def watch(self) -> None:
+        """Learn by one forward pass what each layer asks of its attention, as it is now."""
+        watch = _Watch()
+        token = _watch.set(watch)
         try:
-            self.model.set_attn_implementation(_ATTENTION)
+            self.model.set_attn_implementation(_WATCHED)
             one = torch.zeros((1, 1), dtype=torch.long, device=self.model.device)
             with without_weights():
                 self.model(input_ids=one, position_ids=one, use_cache=False)
+        except (TypeError, ValueError, RuntimeError, IndexError) as error:
+            raise UnsupportedModel(
+                f"{type(self.model).__name__} fails on a single token: {error}"
+            ) from error
         finally:
-            _probe.reset(token)
+            _watch.reset(token)
+            self.model.set_attn_implementation(_ATTENTION)
+        seen = watch.calls
         if sorted(seen) != list(range(len(seen))) or not seen:
             raise UnsupportedModel(
-                f"{type(self.model).__name__} does not route its attention through "
-                "transformers' AttentionInterface"
+                f"{type(self.model).__name__} has layers that do not attend through transformers' "
+                "AttentionInterface"
             )
-        return [seen[layer] for layer in range(len(seen))]
+        self.calls = [seen[layer] for layer in range(len(seen))]
 
 
-def _paged_attention(
+def _watched_mask(
+    mask_function: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor],
+    local_size: int | None = None,
+    **_: Any,
+) -> Tensor:
+    """The `AttentionMaskInterface` function of a pass that is watched: no mask, but a sign for one.
+
+    `mask_function` tells of (sequence, head, position of a query, position of a key) whether one
+    sees the other. Raises `UnsupportedModel` for masks that paging does not know.
+    """
+    size = 1 if local_size is None else local_size
+    query, zero = torch.tensor(2 * size + 1), torch.tensor(0)
+    keys = torch.arange(int(query) + 2)
+    sees = mask_function(zero, zero, query, keys)
+    is_window = keys > query - size
+    if not torch.equal(sees, (keys <= query) & (is_window | (local_size is None))):
+        is_chunk = torch.equal(sees, (keys <= query) & (keys // size == query // size))
+        kind = "in local chunks" if is_chunk else "that is not causal"
+        raise UnsupportedModel(f"attention {kind} is not supported")
+    sign = torch.zeros(1, 1, 1, 1)
+    _watch.get().windows.append((sign, local_size))
+    return sign
+
+
+def _watched_attention(
     module: nn.Module,
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    _attention_mask: None,
+    attention_mask: Tensor | None,
     scaling: float | None = None,
     sliding_window: int | None = None,
     softcap: float | None = None,
     **options: Any,
 ) -> tuple[Tensor, None]:
-    """The `AttentionInterface` function, for packed tokens.
+    """The `AttentionInterface` function of a pass that is watched; for shapes see below.
 
-    `query`, `key` and `value` are [1, heads, tokens, head_dim], the result [1, tokens, heads,
-    head_dim]. There is never a mask: the block tables say what a token may see.
+    Raises `UnsupportedModel` for what cannot be paged.
     """
     unknown = [name for name in _UNKNOWN_TO_PAGING if options.get(name) is not None]
     if unknown:
@@ -145,23 +204,37 @@ def _paged_attention(
     layer_index = getattr(module, "layer_idx", None)
     if layer_index is None or key.shape != value.shape:
         raise UnsupportedModel("keys and values must come in layers and have one shape")
-    q, k, v = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
-    scale = scaling if scaling is not None else q.shape[-1] ** -0.5
-    seen = _probe.get(None)
-    if seen is not None:
-        seen[layer_index] = AttentionCall(
-            q.shape[1], k.shape[1], k.shape[2], scale, sliding_window, softcap
-        )
-        return torch.zeros_like(q)[None], None
+    watch = _watch.get()
+    watch.calls[layer_index] = AttentionCall(
+        num_heads=query.shape[1],
+        num_kv_heads=key.shape[1],
+        head_dim=key.shape[3],
+        scale=scaling if scaling is not None else query.shape[-1] ** -0.5,
+        sliding_window=watch.window(attention_mask, sliding_window),
+        softcap=softcap,
+    )
+    return torch.zeros_like(query.transpose(1, 2)), None
+
+
+def _paged_attention(
+    module: Any, query: Tensor, key: Tensor, value: Tensor, *_: Any, **__: Any
+) -> tuple[Tensor, None]:
+    """The `AttentionInterface` function, for packed tokens.
+
+    `query`, `key` and `value` are [1, heads, tokens, head_dim], the result [1, tokens, heads,
+    head_dim]. There is never a mask: the block tables say what a token may see.
+    """
     step = _step.get()
-    kv = step.memory[:, layer_index]
+    call = step.calls[module.layer_idx]
+    q, k, v = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
+    kv = step.memory[:, module.layer_idx]
     write_kv(k, v, kv, step.batch.attention.slots)
     output = attend(
         q,
         kv,
         step.batch.attention,
-        scale=scale,
-        sliding_window=sliding_window,
-        softcap=softcap,
+        scale=call.scale,
+        sliding_window=call.sliding_window,
+        softcap=call.softcap,
     )
     return output[None], None

@@ -1,0 +1,156 @@
+"""Whether a model that is served from blocks computes what the model itself does.
+
+Whatever a family does that paging does not know of (an unusual mask, a position bias) shows on one
+short sequence, at start, instead of as subtly wrong answers. Arithmetic must not hide it: the
+model's own layers are compared in float32, in which nothing but order of summation differs.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+from transformers import PreTrainedModel
+
+from engine.api import UnsupportedModel
+from engine.batch.batch import Batch, pack
+from engine.model.layers.eager import EagerDecoder
+
+SAMPLE_TOKENS = 24
+_WINDOW = 7
+"""In place of longer ones while paging is compared: the sample leaves it."""
+_Spare = defaultdict[torch.Size, list[Tensor]]
+"""Memory of parts that have computed, for those to come: fresh memory is slow to write."""
+TOLERANCE = 1e-4
+"""Relative error of logits in float32. Those of models with nothing in common differ by 1.4."""
+
+
+def sample(vocab_size: int, block_size: int) -> list[int]:
+    """Some tokens, which fill a few blocks."""
+    length = min(SAMPLE_TOKENS, block_size * 3 - 1)
+    return torch.arange(length).mul(7919).add(11).remainder(vocab_size).tolist()
+
+
+def in_parts(ids: list[int], block_size: int, device: torch.device) -> list[Batch]:
+    """One sequence in two chunks, over blocks in reverse order, with a logit row for each token."""
+    blocks = list(reversed(range(-(-len(ids) // block_size))))
+    split = len(ids) // 2
+    return [
+        pack([(ids, start, count, blocks)], range(count), block_size, device)
+        for start, count in ((0, split), (split, len(ids) - split))
+    ]
+
+
+def relative_error(found: Tensor, expected: Tensor) -> float:
+    """Of logits, over all that are given."""
+    return float((found.float() - expected.float()).norm() / expected.float().norm())
+
+
+@torch.inference_mode()
+def checked_logits(decoder: EagerDecoder, ids: list[int], block_size: int) -> Tensor:
+    """What the model computes for a sequence, in float32: [num_tokens, vocab_size].
+
+    Raises `UnsupportedModel` if it is not what comes of paging its attention.
+    """
+    with _in_float32(decoder.model):
+        expected = decoder.own_logits(ids)
+        with _short_windows(decoder) as were_long:
+            own = decoder.own_logits(ids) if were_long else expected
+            paged = _paged_logits(decoder, ids, block_size)
+    error = relative_error(paged, own)
+    if not error < TOLERANCE:
+        raise UnsupportedModel(
+            f"{type(decoder.model).__name__} computes something else when its attention is paged "
+            f"(relative error of logits {error:.2g})"
+        )
+    return expected
+
+
+def _paged_logits(decoder: EagerDecoder, ids: list[int], block_size: int) -> Tensor:
+    call, device = decoder.calls[0], decoder.model.device
+    num_blocks = -(-len(ids) // block_size)
+    layer_shape = (2, call.num_kv_heads, block_size, call.head_dim)
+    memory = torch.zeros((num_blocks, len(decoder.calls), *layer_shape), device=device)
+    return torch.cat([decoder.forward(part, memory) for part in in_parts(ids, block_size, device)])
+
+
+@contextmanager
+def _short_windows(decoder: EagerDecoder) -> Iterator[bool]:
+    """Let no window of the model be longer than the sample; yields whether one was."""
+    owners: dict[int, Any] = {}
+    for module in decoder.model.modules():
+        owners |= {id(one): one for one in (module, getattr(module, "config", None))}
+    long = [one for one in owners.values() if (_window(one) or 0) > _WINDOW]
+    windows, calls = [one.sliding_window for one in long], decoder.calls
+    try:
+        for owner in long:
+            owner.sliding_window = _WINDOW
+        if long:
+            decoder.watch()
+        yield bool(long)
+    finally:
+        for owner, window in zip(long, windows, strict=True):
+            owner.sliding_window = window
+        decoder.calls = calls
+
+
+def _window(owner: Any) -> int | None:
+    window = getattr(owner, "__dict__", {}).get("sliding_window")
+    return window if isinstance(window, int) else None
+
+
+@contextmanager
+def _in_float32(model: PreTrainedModel) -> Iterator[None]:
+    """Widen each part of the model while it computes: all of it at once might not fit."""
+    hooks: list[RemovableHandle] = []
+    spare: _Spare = defaultdict(list)
+    for part in _parts(model):
+        widened = _Widened(spare)
+        hooks.append(part.register_forward_pre_hook(widened.begin))
+        hooks.append(part.register_forward_hook(widened.end, always_call=True))
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def _parts(module: nn.Module) -> Iterator[nn.Module]:
+    """The layers, and what is beside them."""
+    for child in module.children():
+        if isinstance(child, nn.ModuleList):
+            yield from child
+        elif any(isinstance(below, nn.ModuleList) for below in child.modules()):
+            yield from _parts(child)
+        else:
+            yield child
+
+
+class _Widened:
+    """A part that computes in float32, and what it has instead otherwise."""
+
+    def __init__(self, spare: _Spare) -> None:
+        self._spare = spare
+        self._narrow: list[tuple[dict[str, Any], str, Tensor]] = []
+
+    def begin(self, part: nn.Module, _: object) -> None:
+        for module in part.modules():
+            for tensors in (module._parameters, module._buffers):
+                for name, tensor in tensors.items():
+                    if tensor is not None and tensor.dtype in (torch.bfloat16, torch.float16):
+                        self._narrow.append((tensors, name, tensor))
+        for tensors, name, tensor in self._narrow:
+            spare = self._spare[tensor.shape]
+            wide = spare.pop() if spare else torch.empty_like(tensor, dtype=torch.float32)
+            tensors[name] = nn.Parameter(wide.copy_(tensor), requires_grad=False)
+
+    def end(self, *_: object) -> None:
+        for tensors, name, tensor in self._narrow:
+            self._spare[tensor.shape].append(tensors[name].data)
+            tensors[name] = tensor
+        self._narrow.clear()
