@@ -172,7 +172,7 @@ Rotated = TypeVar("Rotated", Tenant, ShareGroup)
 
 
 class ApiKey(msgspec.Struct, frozen=True, kw_only=True):
-    """An API key as the store knows it: `digest` in place of the key, see `tenants.key_format`.
+    """An API key as the store knows it: `digest` in place of the key, see `tenants.at_rest.pepper`.
 
     `replaced_by` is the id of the key that a rotation put in its place. `pepper_id` names the
     pepper of the digest; versions before this left it out.

@@ -195,7 +195,7 @@ budget_told = _one("budget-told", "hash")
 """With expiry: `month:threshold:budget` of what was told to be reached."""
 
 limits = _one("limits", "hash")
-"""With expiry: a tenant's buckets and its day, see `tenants.limits.scripts`."""
+"""With expiry: a tenant's buckets and its day, see `tenants.limits.buckets`."""
 
 streams = _one("streams", "zset")
 """With expiry: ids of admitted requests, by when their lease ends."""

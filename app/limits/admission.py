@@ -21,9 +21,9 @@ from app.observe.metrics import Metrics
 from app.wire.errors import ApiError, shutting_down
 from app.wire.retry_after import duration, retry_headers
 from engine.api import EngineRequest
+from tenants.limits.buckets import request_name
 from tenants.limits.budgets import Budgets, Hold
 from tenants.limits.limiter import Admission, Limiter, LimitExceeded, Quota
-from tenants.limits.scripts import request_name
 from tenants.records import Principal, Tenant
 from tenants.usage.journal import Slot
 

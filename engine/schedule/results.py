@@ -10,6 +10,7 @@ from collections.abc import Collection
 from engine.blocks.pins import Pins
 from engine.schedule.lifecycle import Lifecycle
 from engine.schedule.speculation import Speculation
+from engine.schedule.verification import verify
 from engine.sequences.beam import BeamSearch, Candidate
 from engine.sequences.group import SequenceGroup
 from engine.sequences.plan import News, Sampled, ScheduledChunk, StepPlan
@@ -60,26 +61,8 @@ class Results:
         first: int,
         sampled: Sampled,
     ) -> int:
-        """Take over the tokens drawn behind drafts that were right; returns how many.
-
-        That in row `first` is drawn behind what is known, and each of the others behind one draft
-        more: it counts if that draft is what has been drawn. So whatever was drafted, the tokens
-        are those that one step for each would have drawn. One in whose place there is a failure
-        ends the sequence.
-        """
-        count = num_right = 0
-        for row, draft in enumerate((*drafts, None), first):
-            if row in sampled.failures:
-                sequence.fail(sampled.failures[row])
-                break
-            sequence.append(sampled.token_ids[row])
-            count += 1
-            if sampled.token_ids[row] != draft or row + 1 in sampled.late:
-                break
-            sequence.compute(1)
-            num_right += 1
-            if sequence.finish_reason is not None:
-                break
+        """Take over the tokens of a sequence that draws, see `verify`; returns how many."""
+        count, num_right = verify(sequence, drafts, first, sampled)
         prices, account = self._lifecycle.prices, self._lifecycle.account(group)
         account.charge(count * prices.output)
         if self._speculation is not None:

@@ -7,18 +7,37 @@ at once, so that one can take the place of another while services run.
 from __future__ import annotations
 
 import contextlib
+import hmac
 import os
 import secrets
 import tempfile
 from collections.abc import Sequence
+from hashlib import sha256
 from pathlib import Path
 
-from tenants import key_format
 from tenants.at_rest.sealer import Sealer
 from tenants.errors import InvalidField
 
 PEPPER_BYTES = 32
 _FILE_NAME = "pepper"
+
+
+def digest(api_key: str, pepper: bytes) -> bytes:
+    """HMAC-SHA256 of the whole key, 32 bytes: all that the store has of it.
+
+    Who reads Redis without the pepper can neither use a key nor test a guess.
+    """
+    return hmac.digest(pepper, api_key.encode(), sha256)
+
+
+def fingerprint(pepper: bytes) -> bytes:
+    """What may be kept beside the digests to recognize the pepper by, 32 bytes."""
+    return hmac.digest(pepper, b"partywall pepper", sha256)
+
+
+def pepper_id(fingerprint: bytes) -> bytes:
+    """A short name of the pepper with this fingerprint."""
+    return fingerprint[:8]
 
 
 class Peppers:
@@ -28,12 +47,12 @@ class Peppers:
         self.current = current
         self.all = list(dict.fromkeys((current, *others)))
         self.sealer = Sealer("records", *self.all)
-        self.fingerprints = [key_format.fingerprint(one) for one in self.all]
+        self.fingerprints = [fingerprint(one) for one in self.all]
         """As the store lists those in use; the first is that of the current one."""
 
     def digests(self, api_key: str) -> list[bytes]:
         """What the store may know an API key by; the first is that of the current pepper."""
-        return [key_format.digest(api_key, one) for one in self.all]
+        return [digest(api_key, one) for one in self.all]
 
 
 def load_peppers(

@@ -10,9 +10,9 @@ from collections.abc import Callable, Sequence
 
 from msgspec.structs import replace
 
-from tenants import key_format, redis_keys
+from tenants import redis_keys
 from tenants.at_rest import pepper_record
-from tenants.at_rest.pepper import Peppers
+from tenants.at_rest.pepper import Peppers, pepper_id
 from tenants.at_rest.records import SealedRecords, unless_altered
 from tenants.errors import (
     InvalidField,
@@ -22,6 +22,7 @@ from tenants.errors import (
     StoreUnavailable,
     TenantNotFound,
 )
+from tenants.keys import key_format
 from tenants.keys.key_lists import Edit, Held, find, lookup_commands, newest
 from tenants.records import (
     ApiKey,
@@ -212,7 +213,7 @@ class KeyStore:
             created_at=time.time(),
             name=name,
             expires_at=expires_at,
-            pepper_id=key_format.pepper_id(self._peppers.fingerprints[0]),
+            pepper_id=pepper_id(self._peppers.fingerprints[0]),
         )
         return api_key, record
 
@@ -311,7 +312,7 @@ class KeyStore:
             if (await pepper_record.in_use(self._redis))[:1] != [newest]:
                 return key
             held = await self._read_keys(key.tenant_id)
-            new = replace(key, digest=digest, pepper_id=key_format.pepper_id(newest))
+            new = replace(key, digest=digest, pepper_id=pepper_id(newest))
             edited = [new if one.id == key.id else one for one in held.keys]
             committed = await slots.commit(
                 self._redis,

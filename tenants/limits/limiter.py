@@ -18,8 +18,7 @@ from msgspec.structs import replace
 
 from tenants import redis_keys
 from tenants.errors import StoreUnavailable
-from tenants.limits.local_estimate import LocalEstimate
-from tenants.limits.scripts import (
+from tenants.limits.buckets import (
     ADMIT,
     LATE_SECONDS,
     OPEN_SOCKET,
@@ -28,6 +27,7 @@ from tenants.limits.scripts import (
     SETTLE,
     STREAM_RETRY,
 )
+from tenants.limits.local_estimate import LocalEstimate
 from tenants.limits.verdict import LimitExceeded, Quota, Verdict
 from tenants.records import Tenant, TenantLimits
 from tenants.storage import changes

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from tenants.limits.scripts import STREAM_RETRY, streams_of
+from tenants.limits.buckets import STREAM_RETRY, streams_of
 from tenants.limits.verdict import DAY, MINUTE, Limit, Verdict
 from tenants.records import TenantLimits
 
@@ -130,7 +130,7 @@ class LocalEstimate:
             return
         taken, used = _cost(hold.tokens, hold.limit), _cost(used_tokens, hold.limit)
         tenant.used_until = max(tenant.used_until, now) + used
-        # Never more than what was used and is still held leaves, see `tenants.limits.scripts`.
+        # Never more than what was used and is still held leaves, see `tenants.limits.buckets`.
         given_back = max(tenant.tokens_full_at - taken + used, tenant.used_until + tenant.held())
         tenant.tokens_full_at = min(tenant.tokens_full_at, given_back)
         if hold.day == tenant.day:

@@ -12,9 +12,9 @@ import time
 import msgspec
 from msgspec.structs import replace
 
-from tenants import key_format, redis_keys
+from tenants import redis_keys
 from tenants.at_rest import pepper_record
-from tenants.at_rest.pepper import Peppers
+from tenants.at_rest.pepper import Peppers, pepper_id
 from tenants.at_rest.records import SealedRecords
 from tenants.at_rest.sealer import HEAD_BYTES
 from tenants.errors import SealBroken, TenantNotFound
@@ -177,7 +177,7 @@ class Rotation:
         """Live API keys that our pepper does not hash yet."""
         used = await pepper_record.in_use(self._redis)
         # Versions that did not say which pepper it was knew the oldest one only.
-        newest, oldest = key_format.pepper_id(used[0]), key_format.pepper_id(used[-1])
+        newest, oldest = pepper_id(used[0]), pepper_id(used[-1])
         found: list[str] = []
         after: str | None = None
         while tenants := await self._tenants.list_tenants(after, _PAGE):

@@ -9,10 +9,10 @@ import pytest
 import redis
 from msgspec.structs import replace
 
-from tenants import key_format
 from tenants.at_rest.pepper import Peppers
 from tenants.errors import StoreReadOnly, StoreUnavailable
 from tenants.idempotency import Idempotency
+from tenants.keys import key_format
 from tenants.limits.limiter import Limiter, LimitExceeded
 from tenants.records import Change, TenantLimits
 from tenants.storage import changes, connection

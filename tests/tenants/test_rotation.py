@@ -12,10 +12,9 @@ import redis
 
 from tenants import redis_keys
 from tenants.at_rest import pepper_record
-from tenants.at_rest.pepper import Peppers, load_peppers
+from tenants.at_rest.pepper import Peppers, fingerprint, load_peppers
 from tenants.errors import InvalidField, PepperMismatch, StoreConflict, StoreUnavailable
 from tenants.idempotency import Attempt, Idempotency
-from tenants.key_format import fingerprint
 from tenants.records import MAX_FORMER_SECRETS
 from tenants.rotation import rotation
 from tenants.rotation.rotation import Left, Rotation

@@ -6,11 +6,11 @@
 #include "processor/vector_math.template.h"
 
 #define T f32
-#include "rows.template.h"
+#include "norm_rotary_gate.template.h"
 #define T bf16
-#include "rows.template.h"
+#include "norm_rotary_gate.template.h"
 #define T f16
-#include "rows.template.h"
+#include "norm_rotary_gate.template.h"
 
 const pw_layers_code CAT(pw_layers_, ISA) = {
     .norm = {norm_f32, norm_bf16, norm_f16},

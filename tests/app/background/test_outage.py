@@ -16,7 +16,7 @@ from websockets.asyncio.client import connect
 
 from app.limits import stream_slots
 from app.transport.bounds import Bounds
-from tenants import key_format
+from tenants.keys import key_format
 from tenants.records import Change
 from tenants.storage import changes
 from tests.app.conftest import ADMIN_TOKEN, MODEL, World, eventually, living

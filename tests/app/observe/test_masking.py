@@ -6,7 +6,7 @@ import httpx
 import pytest
 
 from app.observe.request_fields import masked
-from tenants import key_format
+from tenants.keys import key_format
 from tests.app.conftest import ADMIN_TOKEN, World
 from tests.app.observe.conftest import Log
 

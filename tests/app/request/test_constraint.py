@@ -268,7 +268,7 @@ async def test_a_grammar_is_looked_at_once_for_each_namespace(
     assert len(looked) == 2
     await respond(world, structured_outputs={"grammar": "a+"})
     assert [grammar.kind for grammar in looked] == ["regex", "regex", "lark"]
-    grammars = world.app.state.service.generations._grammars
+    grammars = world.app.state.service.generations.grammars
     monkeypatch.setattr(grammars._known, "_most", 1)
     await respond(world, text={"format": {"type": "regex", "regex": "b"}})
     await respond(world, text=regex)

@@ -13,7 +13,7 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from app.transport.bounds import Bounds
-from tenants import key_format
+from tenants.keys import key_format
 from tests.app.conftest import World, eventually
 
 TERMINAL = ("response.completed", "response.incomplete", "response.failed", "error")

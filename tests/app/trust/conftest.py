@@ -8,7 +8,8 @@ import redis
 from transformers import PreTrainedTokenizerBase
 
 from app.transport.bounds import Bounds
-from tenants import key_format, redis_keys
+from tenants import redis_keys
+from tenants.at_rest.pepper import digest
 from tenants.storage.embedded import EmbeddedStore
 from tests.app.conftest import ADMIN_TOKEN, MODEL, PEPPER, World, living
 from tests.app.scripted_engine import ScriptedEngine
@@ -68,4 +69,4 @@ def taken(raw: redis.Redis, key: str) -> bytes:
 
 def lookup(api_key: str) -> str:
     """What finds a key: the writer sees which one is new when theirs is made."""
-    return redis_keys.api_key(key_format.digest(api_key, PEPPER.current))
+    return redis_keys.api_key(digest(api_key, PEPPER.current))
