@@ -1,8 +1,7 @@
 """All that is kept of tenants, in a file and back.
 
-Texts and secrets in it are sealed as they are in Redis, and the file itself is under the pepper
-(see `Writer`): it is of use only with that. What holds of requests under way is left
-out; so are blocks of KV.
+Texts and secrets in it are sealed as they are in Redis, and the file itself is under the pepper:
+it is of use only with that. What holds of requests under way is left out; so are blocks of KV.
 
 Each key is read at once, the whole one after the other: a backup of services that run may have a
 tenant's key, say, and not yet its line in the audit.

@@ -66,6 +66,10 @@ class Owners(Generic[Rotated]):
         self._prefix = "@" if is_group else ""
         self._directory = redis_keys.GROUPS if is_group else redis_keys.TENANTS
         self._word = "group" if is_group else "tenant"
+        self._opened = cast(
+            "Callable[[str, bytes], Rotated]", records.group if is_group else records.tenant
+        )
+        """Of the record with an id as it is stored: never one of the other kind."""
 
     async def read(self, record_id: str) -> tuple[bytes, Rotated]:
         """A record, with how it is stored."""
@@ -154,11 +158,8 @@ class Owners(Generic[Rotated]):
     async def _blob(self, record_id: str) -> bytes:
         blob = await self._redis.execute("GET", self._key(record_id)) if is_id(record_id) else None
         if blob is None:
-            raise not_found(f"{self._prefix}{record_id}")
+            raise GroupNotFound(record_id) if self._prefix else TenantNotFound(record_id)
         return bytes(blob)
-
-    def _opened(self, record_id: str, blob: bytes) -> Rotated:
-        return cast("Rotated", self._records.of_owner(f"{self._prefix}{record_id}", blob))
 
 
 async def clear_slot(redis: GuardedRedis, owner: str, keep: frozenset[str]) -> None:

@@ -1,9 +1,8 @@
 """What tenants may spend in a month (UTC), over all replicas.
 
 The truth is the usage that is booked; beside it stands what running requests have reserved, at the
-most that they can cost. One's reservation goes in the very step that books its cost, see
-`tenants.usage.usage`; where its lease ends before, it is booked as it stands, see
-`tenants.usage.usage`.
+most that they can cost. One's reservation goes in the very step that books its cost; where its
+lease ends before, it is booked as it stands. For both see `tenants.usage.usage`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """One script that checks what must still be so, and then writes, or writes nothing.
 
-Among what must be so: what is written behind an answer may come when its tenant was deleted, and
-another one made of the same id. So each carries its tenant's generation, which stands beside the
-record, and is nothing where that is of another. Lua cannot read it out of a record.
+What is written behind an answer may come when its tenant was deleted, and another one made of the
+same id. So such a write carries its tenant's generation, and does nothing where that beside the
+record is another: Lua cannot read it out of a record.
 """
 
 from __future__ import annotations
@@ -88,5 +88,5 @@ def absent(key: str) -> Check:
 
 
 def keeping(record: Tenant | ShareGroup) -> Command:
-    """The command that puts it beside a record that is new."""
+    """The command that puts its generation beside a record that is new."""
     return "SET", redis_keys.generation(record.owner), record.generation

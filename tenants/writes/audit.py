@@ -108,7 +108,7 @@ def appending(note: Note, max_entries: int = MAX_ENTRIES) -> Command:
     """The command that appends an entry.
 
     Only what is twice as much as is kept goes at once: a service picks with care, see
-    `tenants.writes.audit`.
+    `AuditKeeper`.
     """
     fields = (
         *("actor", note.actor),

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import inspect
+from typing import get_args
 
 from tenants import redis_keys
+from tenants.stored.objects import Kind
 
 _PATTERNS = ("everything_of", "EVERY_OWNERS")
 _NEVER_THERE = ("CHANGES", "PROBE")
@@ -23,6 +25,11 @@ def test_every_key_has_a_type() -> None:
     for name, value in vars(redis_keys).items():
         if name.isupper() and not name.startswith("_") and name not in _PATTERNS:
             assert (redis_keys.type_of(value) is None) == (name in _NEVER_THERE), name
+
+
+def test_every_kind_of_stored_object_has_a_type() -> None:
+    for kind in get_args(Kind):
+        assert redis_keys.type_of(redis_keys.stored_object("acme", kind, "x")) is not None, kind
 
 
 def test_what_is_of_no_partywall_has_none() -> None:

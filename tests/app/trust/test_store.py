@@ -16,7 +16,7 @@ import pytest
 import redis
 
 from tenants import redis_keys
-from tenants.errors import PepperMismatch, StoreUnsupported
+from tenants.errors import PepperMismatch, StoreUnsupported, TenantNotFound
 from tenants.keys.operator_tokens import OperatorTokens
 from tenants.records import ApiKey, Change, FormerSecret, OperatorToken
 from tenants.storage.changes import encode
@@ -216,7 +216,11 @@ async def test_the_service_works_on_beside_records_that_were_altered(
     raw.set(redis_keys.meta("umbra"), b"x" * 100)
     raw.set(redis_keys.meta("@law"), b"\xc1\x01" + b"x" * 100)
     raw.hset(redis_keys.prompts("umbra"), b"desk", b"\xff")
-    raw.zadd(redis_keys.TENANTS, {b"\xff": 0})
+    await world.stores.groups.create("fair")
+    raw.zadd(redis_keys.TENANTS, {b"\xff": 0, "@fair": 0})
+    assert [one.id for one in await world.stores.tenants.list_tenants()] == ["acme"]
+    with pytest.raises(TenantNotFound):
+        await world.stores.tenants.get_tenant("@fair")
     notices = [Change(kind="tenant", tenant_id="umbra"), Change(kind="group", name="law")]
     for notice in [*map(encode, notices), b"\xff", encode(Change(kind="resync"))]:
         raw.publish(redis_keys.CHANGES, notice)
