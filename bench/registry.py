@@ -41,7 +41,7 @@ _MODULES = {
     "peers": "bench.peers.peers",
 }
 UNHURRIED = frozenset({"wall", "reuse", "paper", "quantize", "kernels", "gpu", "routing", "scale"})
-"""Those whose figures do not suffer where other programs keep the machine busy."""
+"""Those that do not ask how busy other programs keep the machine."""
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,8 @@ _HEAD_IP: Final = "127.0.0.1"
 _OBJECT_STORE: Final = "--object-store-memory=83886080"
 _NUM_REPLICAS: Final = 2
 _PATIENCE_SECONDS: Final = 60.0
+_END_SECONDS: Final = 10.0
+"""For what is asked to end, while streams are measured."""
 
 
 class Machinery:
@@ -138,7 +140,7 @@ class Machinery:
     def _end(self, name: str) -> None:
         process = self._processes[name]
         below = self._below(name, "")
-        stop(process)
+        stop(process, _END_SECONDS)
         for one in below:
             if one.is_running():
                 one.kill()

@@ -51,7 +51,9 @@ def listed(figures: Mapping[str, float], meanings: Mapping[str, str]) -> Table:
     """Each with what it means."""
     table = Table("figure", "value", "meaning")
     for name, value in figures.items():
-        table.add_row(name, f"{value:,.4g}", meanings.get(name, ""))
+        table.add_row(
+            name, f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}", meanings.get(name, "")
+        )
     return table
 
 

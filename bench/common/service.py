@@ -182,11 +182,11 @@ def _wait_for(ready: Path, process: subprocess.Popen[bytes], log: Path) -> None:
         time.sleep(0.01)
 
 
-def stop(process: subprocess.Popen[bytes]) -> None:
-    """Ask it to end, and end it if it does not."""
+def stop(process: subprocess.Popen[bytes], seconds: float = _STOP_SECONDS) -> None:
+    """Ask it to end, and end it if it has not in so many seconds."""
     process.terminate()
     try:
-        process.wait(_STOP_SECONDS)
+        process.wait(seconds)
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()

@@ -192,7 +192,8 @@ def run(options: argparse.Namespace) -> Result:
         measured = _measure(SHAPES[shape], device, dtype, options, rates)
         figures |= {f"{shape}_{name}": value for name, value in measured.items()}
         _return_memory(device)
-    found = torch.cuda.get_device_name(device) if name == "cuda" else name
+    is_gpu = name == "cuda"
+    found = torch.cuda.get_device_name(device) if is_gpu else f"{name}: this tells nothing of a GPU"
     return Result(figures, parameters={"device": found, "dtype": str(dtype)})
 
 

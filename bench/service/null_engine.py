@@ -230,7 +230,7 @@ def main() -> None:
     from app import cli
     from app.assembly import service
 
-    late = Path(os.environ[_NOTES], LATE)
+    late = Path(os.environ.get(_NOTES, os.devnull), LATE)
     if late.exists():
         create_app = service.create_app
         service.create_app = lambda *given: _watched(create_app(*given), late)

@@ -45,7 +45,8 @@ FIGURES: Final = {
     "invariant_violations": "broken invariants of the block pool, as the engine has counted them",
     "blocks_left": "KV blocks in use at the end beyond those before",
     "tasks_left": "tasks of the event loop at the end beyond those before",
-    "descriptors_left": "open descriptors of the service at the end beyond those before",
+    "descriptors_left": "open descriptors of the service, but for its connections to the store, at "
+    "the end beyond those before",
     "streams_left": "streams and sockets of tenants at the end",
     "tokens_unaccounted": "tokens between what chats were told and what their usage says",
     "rss_growth_mib": "how much the service process has grown, MiB",
