@@ -24,16 +24,16 @@ from engine.model.layers.eager import EagerDecoder
 SAMPLE_TOKENS = 24
 _WINDOW = 7
 """In place of longer ones while paging is compared: the sample leaves it."""
-_Spare = defaultdict[torch.Size, list[Tensor]]
-"""Memory of parts that have computed, for those to come: fresh memory is slow to write."""
 TOLERANCE = 1e-4
 """Relative error of logits in float32. Those of models with nothing in common differ by 1.4."""
 
+_Spare = defaultdict[torch.Size, list[Tensor]]
+"""Memory of parts that have computed, for those to come: fresh memory is slow to write."""
 
-def sample(vocab_size: int, block_size: int) -> list[int]:
-    """Some tokens, which fill a few blocks."""
-    length = min(SAMPLE_TOKENS, block_size * 3 - 1)
-    return torch.arange(length).mul(7919).add(11).remainder(vocab_size).tolist()
+
+def sample(vocab_size: int) -> list[int]:
+    """Tokens of a short sequence."""
+    return torch.arange(SAMPLE_TOKENS).mul(7919).add(11).remainder(vocab_size).tolist()
 
 
 def in_parts(ids: list[int], block_size: int, device: torch.device) -> list[Batch]:

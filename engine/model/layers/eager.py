@@ -14,15 +14,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import (
-    AttentionInterface,
-    AttentionMaskInterface,
-    PreTrainedModel,
-)
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 
 from engine.api import UnsupportedModel
 from engine.batch.batch import Batch
 from engine.model.checkpoints.coded_linear import without_weights
+from engine.model.errors import lacks_memory
 from engine.model.layers.rotary import split_by_length
 from kernels.attention import attend, write_kv
 
@@ -93,6 +90,8 @@ class EagerDecoder:
         AttentionMaskInterface.register(_WATCHED, _watched_mask)
         self.model = model.eval()
         self._rotary = split_by_length(model, max_context_tokens)
+        self.calls: list[AttentionCall] = []
+        """What each layer asks of its attention."""
         self.watch()
 
     def forward(self, batch: Batch, memory: Tensor) -> Tensor:
@@ -144,6 +143,8 @@ class EagerDecoder:
             with without_weights():
                 self.model(input_ids=one, position_ids=one, use_cache=False)
         except (TypeError, ValueError, RuntimeError, IndexError) as error:
+            if lacks_memory(error):
+                raise
             raise UnsupportedModel(
                 f"{type(self.model).__name__} fails on a single token: {error}"
             ) from error
@@ -162,6 +163,7 @@ class EagerDecoder:
 def _watched_mask(
     mask_function: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor],
     local_size: int | None = None,
+    device: torch.device | None = None,
     **_: Any,
 ) -> Tensor:
     """The `AttentionMaskInterface` function of a pass that is watched: no mask, but a sign for one.
@@ -170,8 +172,8 @@ def _watched_mask(
     sees the other. Raises `UnsupportedModel` for masks that paging does not know.
     """
     size = 1 if local_size is None else local_size
-    query, zero = torch.tensor(2 * size + 1), torch.tensor(0)
-    keys = torch.arange(int(query) + 2)
+    query = torch.tensor(2 * size + 1, device=device)
+    zero, keys = torch.zeros_like(query), torch.arange(2 * size + 3, device=device)
     sees = mask_function(zero, zero, query, keys)
     is_window = keys > query - size
     if not torch.equal(sees, (keys <= query) & (is_window | (local_size is None))):

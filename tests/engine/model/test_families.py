@@ -130,7 +130,7 @@ def test_what_is_refused_says_why(family: str, reason: str, tmp_path: Path) -> N
 def test_narrow_weights_are_as_they_were_behind_the_comparison_in_float32() -> None:
     model = tiny_model(tiny_config("qwen2_moe")).to(torch.bfloat16)
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    ids = self_check.sample(97, BLOCK)
+    ids = self_check.sample(97)
     logits = self_check.checked_logits(eager.EagerDecoder(model), ids, BLOCK)
     assert logits.dtype == torch.float32
     after = model.state_dict()
