@@ -6,7 +6,7 @@ import logging
 import secrets
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Generic, cast
+from typing import Any, Generic
 
 from tenants import redis_keys
 from tenants.at_rest.records import SealedRecords, unless_altered
@@ -66,9 +66,8 @@ class Owners(Generic[Rotated]):
         self._prefix = "@" if is_group else ""
         self._directory = redis_keys.GROUPS if is_group else redis_keys.TENANTS
         self._word = "group" if is_group else "tenant"
-        self._opened = cast(
-            "Callable[[str, bytes], Rotated]", records.group if is_group else records.tenant
-        )
+        opened: Any = records.group if is_group else records.tenant
+        self._opened: Callable[[str, bytes], Rotated] = opened
         """Of the record with an id as it is stored: never one of the other kind."""
 
     async def read(self, record_id: str) -> tuple[bytes, Rotated]:

@@ -16,7 +16,9 @@ from tenants.errors import StoreUnavailable
 from tenants.storage.commits import ANY
 from tenants.usage.meter import UsageMeter
 
+_log = logging.getLogger(__name__)
 _SECONDS = 10.0
+"""Between two looks at what is to be booked."""
 
 
 @dataclass(frozen=True)
@@ -78,10 +80,6 @@ class LeaseBooking:
             return {}
 
 
-_log = logging.getLogger(__name__)
-_LOOK_SECONDS = 10.0
-
-
 class LeftUsage:
     """Books the journals of killed processes: at the start, and then those of others who share the
     place.
@@ -94,7 +92,7 @@ class LeftUsage:
         """Book until cancelled."""
         while True:
             await self.book()
-            await asyncio.sleep(_LOOK_SECONDS)
+            await asyncio.sleep(_SECONDS)
 
     async def book(self) -> None:
         """Book all that is left. What Redis does not take now stays where it is."""

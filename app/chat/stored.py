@@ -128,12 +128,12 @@ class StoredCompletions:
 
     async def listed(
         self, tenant_id: str, wanted: Wanted, after: str | None, *, newest_first: bool, limit: int
-    ) -> tuple[list[msgspec.Raw], bool] | None:
-        """Up to `limit` completions behind `after`, and whether there are more.
+    ) -> tuple[list[tuple[str, msgspec.Raw]], bool] | None:
+        """Up to `limit` completions behind `after`, by their ids, and whether there are more.
 
         `None` where `after` is none of the tenant's. Raises `StoreUnavailable`.
         """
-        found: list[msgspec.Raw] = []
+        found: list[tuple[str, msgspec.Raw]] = []
         while True:
             batch = await self._stored.listed(
                 tenant_id, after, newest_first=newest_first, limit=_READ_AT_ONCE
@@ -146,9 +146,9 @@ class StoredCompletions:
                 kept = _decoded(completion_id, content)
                 if kept is None or not wanted.matches(kept):
                     continue
-                if len(found) == limit or sum(len(bytes(one)) for one in found) > _PAGE_BYTES:
+                if len(found) == limit or sum(len(bytes(one)) for _, one in found) > _PAGE_BYTES:
                     return found, True
-                found.append(kept.shown)
+                found.append((completion_id, kept.shown))
 
     async def _put(self, tenant: Tenant, completion_id: str, content: bytes, at: float) -> None:
         limit = tenant.limits.stored_bytes

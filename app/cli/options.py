@@ -1,4 +1,4 @@
-"""Command-line options made from the settings, so that both always have the same names."""
+"""Command-line options made from the settings, so that both always have the same names; errors."""
 
 from __future__ import annotations
 

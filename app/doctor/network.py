@@ -1,4 +1,4 @@
-"""The addresses that a service would listen on."""
+"""The addresses that a service would listen on, and the provider that people sign in at."""
 
 from __future__ import annotations
 

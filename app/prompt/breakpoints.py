@@ -6,11 +6,16 @@ found before every earlier one.
 
 from __future__ import annotations
 
+import secrets
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 
-from app.prompt.continuation import SENTINEL
 from app.wire.functions import Message
+
+_SENTINEL = f"end-of-prefix-{secrets.token_hex(8)}"
+"""What no client can write, being unable to guess it, and not the one that ends answers: that is
+looked for in what is rendered here.
+"""
 
 
 def rendered_before(
@@ -28,10 +33,10 @@ def rendered_before(
     text, characters = message["content"], message["breakpoint"]
     marked: Message = {
         **message,
-        "content": f"{text[:characters]}{SENTINEL}{text[characters:]}",
+        "content": f"{text[:characters]}{_SENTINEL}{text[characters:]}",
     }
     before, found, _ = render([*messages[:index], marked, *messages[index + 1 :]]).partition(
-        SENTINEL
+        _SENTINEL
     )
     return _common(before, render(messages)) if found else None
 

@@ -1,4 +1,4 @@
-"""Loading a model folder's tokenizer without loading torch, where that is possible."""
+"""A model folder's tokenizer, without torch where that is possible, and its control tokens."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One running response: it writes its stream, whoever reads it."""
+"""One running response, which writes its stream, whoever reads it; and streams that have ended."""
 
 from __future__ import annotations
 

@@ -61,8 +61,8 @@ async def list_completions(request: Request) -> ASGIApp:
         )
     if found is None:
         raise not_listed(query.after or "")
-    shown = [(msgspec.json.decode(one, type=_Identified).id, one) for one in found[0]]
-    return json_response(msgspec.json.encode(listed(shown, has_more=found[1])))
+    shown, has_more = found
+    return json_response(msgspec.json.encode(listed(shown, has_more=has_more)))
 
 
 async def get_completion(request: Request) -> ASGIApp:
@@ -103,10 +103,6 @@ async def list_messages(request: Request) -> ASGIApp:
         return msgspec.json.encode(page(query, msgspec.json.decode(kept.messages)))
 
     return json_response(await service.workers.run(principal.tenant.id, work))
-
-
-class _Identified(msgspec.Struct):
-    id: str
 
 
 def _take_wanted(query: list[tuple[str, str]]) -> tuple[Wanted, list[tuple[str, str]]]:

@@ -256,6 +256,7 @@ class StructuredOutputs(Wire):
 
     @property
     def _asked(self) -> dict[str, Any]:
-        fields = {name.removesuffix("_"): value for name, value in self}
+        # Not what a client has sent besides: `regex_`, say, which may be ignored.
+        fields = {name.removesuffix("_"): getattr(self, name) for name in type(self).model_fields}
         given = {kind: fields[kind] for kind in _GRAMMARS}
         return {kind: value for kind, value in given.items() if value not in (None, False)}

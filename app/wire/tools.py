@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cached_property
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Discriminator, Field, StringConstraints, Tag
+from pydantic import AfterValidator, Discriminator, Field, PrivateAttr, StringConstraints, Tag
 from pydantic_core import PydanticCustomError
 
 from app.wire.bounded_json import is_too_deep
@@ -41,16 +40,18 @@ class FunctionFields(Wire):
     description: str | None = None
     parameters: Schema | None = None
     strict: bool | None = None
-
-    @cached_property
-    def function(self) -> Function:
-        """It in words of no API."""
-        strict = self.strict is True
-        return Function(self.name, self.description, self.parameters, strict=strict).measured
+    _function: Function = PrivateAttr()
 
     def model_post_init(self, _: Any) -> None:
         """Measure it here, where long bodies hold nobody up."""
-        _ = self.function
+        strict = self.strict is True
+        function = Function(self.name, self.description, self.parameters, strict=strict)
+        self._function = function.measured
+
+    @property
+    def function(self) -> Function:
+        """It in words of no API."""
+        return self._function
 
 
 def _direct(value: object) -> object:

@@ -109,7 +109,8 @@ async def show_sign_in(door: Entry) -> SignInDocument:
     By the authorization code flow with PKCE (RFC 7636), for the scopes `openid email`. 404 where
     the service has no `--oidc-client-id`, or the provider no such flow.
     """
-    found = door.people and await door.people.flow()
-    if not (door.people and found):
+    people = door.people
+    found = None if people is None else await people.flow()
+    if people is None or found is None:
         raise Problem(HTTPStatus.NOT_FOUND, "No page signs people in here.", code="not_found")
-    return SignInDocument.of(found, client_id=door.people.client_id)
+    return SignInDocument.of(found, client_id=people.client_id)

@@ -59,11 +59,14 @@ def with_stores(
         raise CommandError(str(error)) from error
 
 
-def store_command(app: typer.Typer, name: str) -> Callable[[Callable[..., None]], None]:
+def store_command(
+    app: typer.Typer, name: str
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Have `app` give a command on the store, with the options that name the store."""
 
-    def add(command: Callable[..., None]) -> None:
+    def add(command: Callable[..., None]) -> Callable[..., None]:
         app.command(name)(settings_command(STORE_FIELDS)(command))
+        return command
 
     return add
 

@@ -1,4 +1,7 @@
-"""`partywall tenant ...`: straight on the store, whether the service runs or not."""
+"""`partywall tenant ...`: straight on the store, whether the service runs or not.
+
+But for `cache`, which asks the `/admin` of one that runs.
+"""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ import tempfile
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import aclosing
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import msgspec
 from ray.serve import get_replica_context
@@ -38,10 +38,6 @@ from engine.serve.messages import (
     decode_to_engine,
     encode,
 )
-
-if TYPE_CHECKING:
-    from engine.assembly.process import ProcessEngine
-
 
 BEAT_SECONDS: Final = 0.5
 """Between two messages that say how busy the replica is."""

@@ -17,11 +17,11 @@ _MISTRAL, _ID, _ARGUMENTS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
 def _reader(
     opening: Sequence[str],
     closing: Sequence[str] = (),
-    read_calls: Callable[[Source], Reading[bool]] = read_calls,
+    take: Callable[[Source], Reading[bool]] = read_calls,
 ) -> Callable[[Source], Reading[None]]:
     def read(source: Source) -> Reading[None]:
         while (yield from source.text_until(*opening)):
-            if (yield from read_calls(source)):
+            if (yield from take(source)):
                 yield from leave(source, *closing)
             else:
                 source.as_text()
@@ -98,7 +98,7 @@ PHI = Format(
     _phi_blocks,
 )
 MISTRAL = Format(
-    _reader([_MISTRAL], read_calls=_read_listed_or_named),
+    _reader([_MISTRAL], take=_read_listed_or_named),
     lambda calls: f"{_MISTRAL}{_array(calls)}",
     (_MISTRAL, _ID, _ARGUMENTS),
     _mistral_blocks,

@@ -15,6 +15,7 @@ from app.transport.bounds import Bounds
 from app.wire.chat import ChatBody
 from app.wire.common import Wire
 from app.wire.responses import CreateBody
+from engine.api import Grammar
 from tests.app.conftest import MODEL, World
 
 
@@ -210,6 +211,16 @@ UNKNOWN = {
 }  # fmt: skip
 NAMED = ["colour", "input[0].shade", "input[0].content[0].line\n\u00e9"]
 ignoring = pytest.mark.parametrize("limits", [Bounds(ignores_unknown_fields=True)])
+
+
+@ignoring
+async def test_an_unknown_word_is_not_taken_for_the_known_one_that_it_looks_like(
+    world: World,
+) -> None:
+    outputs = {"regex": "a+", "regex_": {"x": 1}, "choice_": ["b"]}
+    assert (await ask(world, structured_outputs=outputs)).status_code == 200
+    assert world.engine.requests[-1].grammar == Grammar(kind="regex", source="a+")
+    assert (await ask(world, structured_outputs={"choice_": ["b"]})).status_code == 400
 
 
 @ignoring
