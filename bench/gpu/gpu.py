@@ -192,9 +192,12 @@ def run(options: argparse.Namespace) -> Result:
         measured = _measure(SHAPES[shape], device, dtype, options, rates)
         figures |= {f"{shape}_{name}": value for name, value in measured.items()}
         _return_memory(device)
-    is_gpu = name == "cuda"
-    found = torch.cuda.get_device_name(device) if is_gpu else f"{name}: this tells nothing of a GPU"
-    return Result(figures, parameters={"device": found, "dtype": str(dtype)})
+    found = {"device": name, "dtype": str(dtype)}
+    if name == "cuda":
+        found["device"] = torch.cuda.get_device_name(device)
+    else:
+        found["note"] = "this tells nothing of a GPU"
+    return Result(figures, parameters=found)
 
 
 def _measure(
