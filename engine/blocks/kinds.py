@@ -1,0 +1,37 @@
+"""What layers must remember of a sequence: the kinds of blocks that hold their keys and values.
+
+Layers of a kind remember alike, and keep what they remember of a block's tokens together: in a block
+of that kind, which takes some pages of the memory that all kinds share. A kind says which tokens it
+still needs, and so what can be given back while a sequence runs, and what a hit needs.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class Kind(msgspec.Struct, frozen=True):
+    """Layers with attention to every token before, to a window of them, or to a chunk."""
+
+    window: int | None = None
+    """A token sees the last so many, itself included."""
+    chunk: int | None = None
+    """A token sees those of its own chunk alone: chunk c is tokens `c * chunk ... (c + 1) * chunk`.
+    """
+    pages: int = 1
+    """What a block takes of the memory."""
+
+    @property
+    def forgets(self) -> bool:
+        """Whether it comes to need tokens no more."""
+        return self.window is not None or self.chunk is not None
+
+    def first_needed(self, num_tokens: int) -> int:
+        """The first token that those behind the first `num_tokens` may see."""
+        if self.window is not None:
+            return max(0, num_tokens - self.window + 1)
+        return 0 if self.chunk is None else num_tokens - num_tokens % self.chunk
+
+
+EVERYTHING = Kind()
+"""Of a model whose layers are all alike, and see all: a block is a page."""
