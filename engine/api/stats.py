@@ -6,6 +6,8 @@ from typing import Final
 
 import msgspec
 
+from engine.api.kinds import EVERYTHING, Kind
+
 
 class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     """What a running engine is; constant from ready to close."""
@@ -17,6 +19,10 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     num_blocks: int
     block_bytes: int = 0
     """What a block takes of the KV memory, a draft model's part included."""
+    num_pages: int = 0
+    """What the memory is cut into; 0: a page is a block."""
+    kinds: tuple[Kind, ...] = (EVERYTHING,)
+    """Of the model's layers; a block of `num_blocks` is one of each kind."""
     num_host_blocks: int = 0
     """Blocks that the host tier holds."""
     max_context_tokens: int

@@ -1,21 +1,24 @@
 """Which unreferenced block's memory is taken next: the one order in which blocks are kept.
 
-1. Free blocks go first.
-2. Then cached ones that nothing keeps, as `engine.blocks.eviction_policy` says.
-3. Then leased ones, of the tenant furthest over its share (`engine.blocks.leases`).
-4. At last, and for their owner alone, those that its reserve protects.
+1. Free memory goes first.
+2. Then blocks that sequences have passed: their layers have forgotten them, and a hit needs them
+   only where it ends within their window, which is seldom.
+3. Then other cached ones that nothing keeps, as `engine.blocks.eviction_policy` says.
+4. Then leased ones, of the tenant furthest over its share (`engine.blocks.leases`).
+5. At last, and for their owner alone, those that its reserve protects.
 
-Each owner's most recently used cached blocks, leased or not, up to its reserve, form a protected
-segment that only the owner itself may evict (segmented LRU after Karedla, Love and Wherry, IEEE
-Computer 1994; here one segment an owner). So the number of protected blocks of an owner is always
-min(reserved, cached), whatever the order of the others, the surplus; and how many blocks somebody
-could take does not depend on leases. Blocks that a request or a pin holds are not here at all.
+Each owner's most recently used cached blocks but for passed ones, leased or not, up to its reserve,
+form a protected segment that only the owner itself may evict (segmented LRU after Karedla, Love and
+Wherry, IEEE Computer 1994; here one segment an owner). So the number of protected pages of an owner
+is always min(reserved, cached), or less than a block more, whatever the order of the others, the
+surplus; and how much somebody could take does not depend on leases. Blocks that a request or a pin
+holds are not here at all. All that is counted is pages.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from engine.api import Loss
@@ -32,48 +35,67 @@ class _Segment:
     protected: OrderedDict[int, bytes] = field(default_factory=OrderedDict)
     """With the blocks' keys, which the order keeps for the surplus."""
     surplus: OrderedDict[int, None] = field(default_factory=OrderedDict)
+    num_protected: int = 0
+    num_surplus: int = 0
+    """Pages, as all that is counted."""
+    num_passed: int = 0
+
+    @property
+    def num_kept(self) -> int:
+        """Of blocks that were not passed."""
+        return self.num_protected + self.num_surplus
 
     @property
     def num_cached(self) -> int:
-        return len(self.protected) + len(self.surplus)
+        return self.num_kept + self.num_passed
 
 
 class EvictionQueue:
-    """The unreferenced blocks of a pool, and who leases which of its blocks.
+    """The free pages and unreferenced blocks of a pool, and who leases which of its blocks.
 
     Every operation on a block takes constant time, amortised where leases end.
     """
 
     def __init__(
         self,
-        num_blocks: int,
+        num_pages: int,
         eviction: Eviction,
         clock: Callable[[], float],
         listener: Listener,
+        sizes: Sequence[int],
+        largest: int,
     ) -> None:
-        """The pool's `listener` is told of blocks that nobody leases any more."""
+        """The pool's `listener` is told of blocks that nobody leases any more. `sizes` are the
+        pages of each block that is not free, `largest` at most.
+        """
+        self._sizes = sizes
+        self._largest = largest
         self.leases = Leases(clock)
         self._listener = listener
         self._lost: dict[int, Loss] = {}
         """Blocks that nobody leases any more, and why, if not for want of memory."""
-        self._free = list(range(num_blocks - 1, -1, -1))
-        self._order = make_order(eviction, num_blocks)
+        self._free = list(range(num_pages - 1, -1, -1))
+        self._order = make_order(eviction, num_pages)
         self._surplus_owners: dict[int, str] = {}
+        self._passed: OrderedDict[int, tuple[str, bytes]] = OrderedDict()
+        """With their owners and keys, the ones that were passed first before others."""
         self._segments: dict[str, _Segment] = {}
+        self._num_cached = 0
         self._num_protected = 0
 
     def __len__(self) -> int:
-        return len(self._free) + self.num_cached
+        """Pages."""
+        return len(self._free) + self._num_cached
 
     @property
     def num_free(self) -> int:
-        """Blocks that hold nothing of use."""
+        """Pages that hold nothing of use."""
         return len(self._free)
 
     @property
     def num_cached(self) -> int:
-        """Blocks that still hold what was computed."""
-        return len(self._order) + self.leases.num_idle + self._num_protected
+        """Pages of blocks that still hold what was computed."""
+        return self._num_cached
 
     @property
     def num_reserved(self) -> int:
@@ -81,70 +103,97 @@ class EvictionQueue:
         return sum(segment.reserved for segment in self._segments.values())
 
     def cached_of(self, owner: str) -> int:
-        """How many cached blocks `owner` has."""
+        """How many pages the cached blocks of `owner` have."""
         segment = self._segments.get(owner)
         return 0 if segment is None else segment.num_cached
 
     def available(
         self, owner: str, free_change: int = 0, cached_changes: Mapping[str, int] | None = None
     ) -> int:
-        """Blocks that `owner` could take, once the numbers have changed as given (by owner)."""
+        """Pages that `owner` could take, once the numbers have changed as given (by owner).
+
+        With a change, and blocks of several pages in others' reserves, it may be a little more.
+        """
         own = self._segments.get(owner)
-        count = len(self._free) + free_change + len(self._order) + self.leases.num_idle
-        count += 0 if own is None else len(own.protected)
+        count = len(self._free) + free_change + self._num_cached - self._num_protected
+        count += 0 if own is None else own.num_protected
         for other, change in (cached_changes or {}).items():
             segment = self._segments.get(other)
-            if other == owner or segment is None:
+            if other == owner or segment is None or not segment.reserved:
                 count += change
             else:
-                surplus = max(0, segment.num_cached + change - segment.reserved)
-                count += surplus - len(segment.surplus)
+                protected = segment.reserved + self._largest - 1
+                count += max(0, segment.num_kept + change - protected) - segment.num_surplus
         return count
 
-    def add_free(self, block: int) -> None:
-        """A block that holds nothing of use; the next one to be taken."""
-        self._order.emptied(block)
-        self._free.append(block)
+    def add_free(self, pages: Sequence[int]) -> None:
+        """Pages of a block that holds nothing of use; the last one is the next to be taken."""
+        self._order.emptied(pages[0])
+        self._free += pages
 
-    def add_cached(self, block: int, owner: str, key: bytes) -> None:
-        """A block that can still be found by `key`; `owner`'s most recently used one."""
+    def add_cached(self, block: int, owner: str, key: bytes, *, passed: bool = False) -> None:
+        """A block that can still be found by `key`; `owner`'s most recently used one.
+
+        `passed` ones that nobody leases are the first to go.
+        """
         segment = self._segments.get(owner)
         if segment is None:
             segment = self._segments[owner] = _Segment()
-        if segment.reserved:
+        size = self._sizes[block]
+        self._num_cached += size
+        if passed and not self.leases.is_leased(block):
+            self._passed[block] = owner, key
+            segment.num_passed += size
+        elif segment.reserved:
             segment.protected[block] = key
-            self._num_protected += 1
+            segment.num_protected += size
+            self._num_protected += size
             self._demote(owner, segment)
         else:
             self._expose(block, key, owner, segment)
 
     def remove_cached(self, block: int, owner: str) -> None:
         """Take a cached block out of the queue: it is in use again, or soon added as free."""
-        segment = self._segments[owner]
-        if block in segment.surplus:
+        segment, size = self._segments[owner], self._sizes[block]
+        self._num_cached -= size
+        if self._passed.pop(block, None) is not None:
+            segment.num_passed -= size
+        elif block in segment.surplus:
             self._withdraw(block, segment)
         else:
             del segment.protected[block]
-            self._num_protected -= 1
+            segment.num_protected -= size
+            self._num_protected -= size
             self._promote(segment)
         self._order.used_again(block)
         self._drop_empty(owner, segment)
 
-    def take(self, owner: str) -> int:
-        """Remove and return the block whose memory `owner` gets next."""
-        return self._free.pop() if self._free else self.evict(owner)
+    def take(self, count: int) -> list[int]:
+        """Remove and return free pages."""
+        if count == 1:
+            return [self._free.pop()]
+        pages = self._free[: -count - 1 : -1]
+        del self._free[-count:]
+        return pages
 
     def evict(self, owner: str) -> int:
         """Remove and return the cached block whose memory `owner` gets next."""
-        while not self._order:
-            if self.leases.num_idle:
-                self._unlease(self.leases.break_some())
-            else:
-                self._demote_oldest(owner, self._segments[owner])
-        block = self._order.evict()
-        victim = self._surplus_owners.pop(block)
-        segment = self._segments[victim]
-        del segment.surplus[block]
+        if self._passed:
+            block, (victim, _) = self._passed.popitem(last=False)
+            segment = self._segments[victim]
+            segment.num_passed -= self._sizes[block]
+        else:
+            while not self._order:
+                if self.leases.num_idle:
+                    self._unlease(self.leases.break_some())
+                else:
+                    self._demote_oldest(owner, self._segments[owner])
+            block = self._order.evict()
+            victim = self._surplus_owners.pop(block)
+            segment = self._segments[victim]
+            del segment.surplus[block]
+            segment.num_surplus -= self._sizes[block]
+        self._num_cached -= self._sizes[block]
         self._drop_empty(victim, segment)
         return block
 
@@ -155,6 +204,10 @@ class EvictionQueue:
             self._lost.pop(block, None)
             if block in self._surplus_owners:
                 self.leases.add_idle(block, self._order.remove(block))
+            elif block in self._passed:
+                owner, key = self._passed[block]
+                self.remove_cached(block, owner)
+                self.add_cached(block, owner, key)
         self._unlease(self.leases.cut(terms.tenant, terms.most), "own_quota")
 
     def expire(self) -> None:
@@ -171,32 +224,45 @@ class EvictionQueue:
         return self._lost.pop(block, "pressure")
 
     def set_reserve(self, owner: str, reserved: int) -> None:
-        """Protect up to `reserved` cached blocks of `owner` from now on."""
+        """Protect up to `reserved` cached pages of `owner` from now on."""
         segment = self._segments.setdefault(owner, _Segment())
         segment.reserved = reserved
         self._promote(segment)
         self._demote(owner, segment)
         self._drop_empty(owner, segment)
 
+    def is_passed(self, block: int) -> bool:
+        """Whether the block is cached, and was passed."""
+        return block in self._passed
+
     def is_cached(self, block: int, owner: str) -> bool:
         """Whether this block of `owner` is here, and not free."""
         segment = self._segments.get(owner)
-        return segment is not None and (block in segment.surplus or block in segment.protected)
+        if segment is None:
+            return False
+        return block in segment.surplus or block in segment.protected or block in self._passed
 
-    def free_blocks(self, start: int, end: int) -> list[int]:
-        """Numbers `start ... end` of the free blocks."""
+    def free_pages(self, start: int, end: int) -> list[int]:
+        """Numbers `start ... end` of the free pages."""
         return self._free[start:end]
 
     def contents(self) -> tuple[list[int], dict[int, str]]:
-        """The free blocks, and every cached block's owner. Verifies the books on the way.
+        """The free pages, and every cached block's owner. Verifies the books on the way.
 
         Raises `AssertionError`.
         """
-        owners: dict[int, str] = {}
+        owners = {block: owner for block, (owner, _) in self._passed.items()}
         surplus: set[int] = set()
+        passed = Counter[str]()
+        for block, owner in owners.items():
+            passed[owner] += self._sizes[block]
         for owner, segment in self._segments.items():
-            assert len(segment.protected) == min(segment.reserved, segment.num_cached), (
-                f"{owner!r} has {len(segment.protected)} protected blocks of {segment.reserved}"
+            assert segment.num_protected == self._count(segment.protected), "pages are miscounted"
+            assert segment.num_surplus == self._count(segment.surplus), "pages are miscounted"
+            assert segment.num_passed == passed[owner], "pages are miscounted"
+            beyond = segment.num_protected - min(segment.reserved, segment.num_kept)
+            assert 0 <= beyond < self._largest, (
+                f"{owner!r} has {segment.num_protected} protected pages of {segment.reserved}"
             )
             assert segment.num_cached or segment.reserved, f"{owner!r} is kept for nothing"
             owners |= dict.fromkeys([*segment.protected, *segment.surplus], owner)
@@ -206,29 +272,43 @@ class EvictionQueue:
         assert not any(map(self.leases.is_leased, plain)), "a leased block is evicted too early"
         self.leases.check()
         assert self._surplus_owners == {block: owners[block] for block in surplus}
-        assert len(owners) == self.num_cached, "a cached block is queued twice, or not counted"
-        assert len(set(self._free)) == len(self._free), "a free block is queued twice"
+        assert not any(map(self.leases.is_leased, self._passed)), "a leased block goes too early"
+        segments = self._segments.values()
+        assert self._count(owners) == sum(one.num_cached for one in segments), "queued twice"
+        assert self._num_cached == self._count(owners), "cached pages are miscounted"
+        assert self._num_protected == sum(one.num_protected for one in segments), "protected"
+        assert len(set(self._free)) == len(self._free), "a free page is queued twice"
         return list(self._free), owners
 
+    def _count(self, blocks: Iterable[int]) -> int:
+        return sum(self._sizes[block] for block in blocks)
+
     def _demote(self, owner: str, segment: _Segment) -> None:
-        while len(segment.protected) > segment.reserved:
+        """Protect no more than is reserved, but for a part of a block."""
+        while segment.num_protected > segment.reserved:
+            oldest = next(iter(segment.protected))
+            if segment.num_protected - self._sizes[oldest] < segment.reserved:
+                break
             self._demote_oldest(owner, segment)
 
     def _demote_oldest(self, owner: str, segment: _Segment) -> None:
         block, key = segment.protected.popitem(last=False)
-        self._num_protected -= 1
+        segment.num_protected -= self._sizes[block]
+        self._num_protected -= self._sizes[block]
         self._expose(block, key, owner, segment)
 
     def _promote(self, segment: _Segment) -> None:
-        while segment.surplus and len(segment.protected) < segment.reserved:
+        while segment.surplus and segment.num_protected < segment.reserved:
             block = next(reversed(segment.surplus))
             segment.protected[block] = self._withdraw(block, segment)
             segment.protected.move_to_end(block, last=False)
-            self._num_protected += 1
+            segment.num_protected += self._sizes[block]
+            self._num_protected += self._sizes[block]
 
     def _expose(self, block: int, key: bytes, owner: str, segment: _Segment) -> None:
         """Put a block into the surplus, as the most recently used one."""
         segment.surplus[block] = None
+        segment.num_surplus += self._sizes[block]
         self._surplus_owners[block] = owner
         if self.leases.is_leased(block):
             self.leases.add_idle(block, key)
@@ -238,6 +318,7 @@ class EvictionQueue:
     def _withdraw(self, block: int, segment: _Segment) -> bytes:
         """Take a block out of the surplus; returns its key."""
         del segment.surplus[block], self._surplus_owners[block]
+        segment.num_surplus -= self._sizes[block]
         if self.leases.is_idle(block):
             return self.leases.remove_idle(block)
         return self._order.remove(block)

@@ -25,9 +25,9 @@ class Pins:
         """How many pins hold each pinned block."""
 
     @property
-    def num_blocks(self) -> int:
-        """How many blocks are pinned, by however many pins each."""
-        return len(self.references)
+    def num_pages(self) -> int:
+        """How many pages are pinned, by however many pins each."""
+        return self._pool.count(self.references)
 
     @property
     def tenants(self) -> set[str]:
@@ -44,8 +44,8 @@ class Pins:
         }
 
     def would_hold(self, name: str, tenant: str, blocks: Collection[int]) -> int:
-        """How many blocks the tenant's pins would hold, were `name` to hold `blocks`."""
-        return len(self.blocks_of(tenant, without=name).union(blocks))
+        """How many pages the tenant's pins would hold, were `name` to hold `blocks`."""
+        return self._pool.count(self.blocks_of(tenant, without=name).union(blocks))
 
     def pin(self, name: str, tenant: str, blocks: Collection[int]) -> None:
         """Hold `blocks` under `name`, instead of what it has held so far."""

@@ -3,6 +3,10 @@
 A block is *free* (no reference, no hash), *in use* (referenced) or *cached* (no reference, still
 findable by its hash until its memory is needed). Its owner is the tenant that had it computed. The
 pool counts; it never touches a tensor.
+
+It takes some pages, as its kind says (`engine.api.kinds`), any that are free, and its number is
+that of the first of them. Where there is one kind, whose blocks are a page each, blocks are pages.
+What the pool counts, and is asked for, is pages.
 """
 
 from __future__ import annotations
@@ -11,7 +15,10 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Container, Iterable, Sequence
 
-from engine.api import Loss
+import numpy as np
+import numpy.typing as npt
+
+from engine.api import EVERYTHING, Kind, Loss
 from engine.blocks.eviction import EvictionQueue
 from engine.blocks.eviction_policy import Eviction
 from engine.blocks.leases import Leases, LeaseTerms
@@ -24,27 +31,41 @@ class InvariantError(AssertionError):
 
 
 class BlockPool:
-    """`num_blocks` preallocated blocks with reference counts, owners and a hash -> block map."""
+    """Blocks with reference counts, owners and a hash -> block map, in `num_pages` pages."""
 
     def __init__(
         self,
-        num_blocks: int,
+        num_pages: int,
         eviction: Eviction = "arc",
         clock: Callable[[], float] = time.monotonic,
         listener: Listener | None = None,
+        kinds: Sequence[Kind] = (EVERYTHING,),
     ) -> None:
         """`clock` tells the seconds by which leases end."""
-        if num_blocks < 0:
-            raise ValueError("num_blocks: must not be negative")
-        self.num_blocks = num_blocks
+        if num_pages < 0:
+            raise ValueError("num_pages: must not be negative")
+        self.num_pages = num_pages
+        self.kinds = kinds
         self.peak_in_use = 0
         self._listener = listener or Listener()
-        self._refs = [0] * num_blocks
-        self._owners = [""] * num_blocks
-        self._hashes: list[bytes | None] = [None] * num_blocks
+        self._refs = [0] * num_pages
+        self._owners = [""] * num_pages
+        self._hashes: list[bytes | None] = [None] * num_pages
         self._by_hash: dict[bytes, int] = {}
-        self._tails: set[int] = set()
-        self._queue = EvictionQueue(num_blocks, eviction, clock, self._listener)
+        self._beside: set[int] = set()
+        """Blocks that are found beside others only: tails, and those of other kinds."""
+        self._sizes = [1] * num_pages
+        most = max(kind.pages for kind in kinds)
+        self._queue = EvictionQueue(num_pages, eviction, clock, self._listener, self._sizes, most)
+        self.pages: npt.NDArray[np.int32] = np.tile(
+            np.arange(num_pages, dtype=np.int32)[:, None], most
+        )
+        """Of each block in use or cached, by its number: [num_pages, most pages of a block]."""
+        self._block_on = list(range(num_pages))
+        self.block_on: Sequence[int] = self._block_on
+        """The block that each page is of; a free page's own number."""
+        self.sizes: Sequence[int] = self._sizes
+        """How many pages each of these blocks has."""
         self.references: Sequence[int] = self._refs
         """How many hold each block."""
         self.owners: Sequence[str] = self._owners
@@ -53,38 +74,69 @@ class BlockPool:
         """What each block is findable by, tails included; see `hash_of`."""
 
     @property
+    def block_pages(self) -> int:
+        """Of a block of each kind: what its tokens take while all layers remember them."""
+        return sum(kind.pages for kind in self.kinds)
+
+    @property
+    def num_blocks(self) -> int:
+        """For how many blocks of each kind there is memory."""
+        return self.num_pages // self.block_pages
+
+    @property
     def num_in_use(self) -> int:
-        """Blocks that some sequence or pin holds."""
-        return self.num_blocks - len(self._queue)
+        """Pages that some sequence or pin holds."""
+        return self.num_pages - len(self._queue)
 
     @property
     def num_free(self) -> int:
-        """Blocks that hold nothing which can be found."""
+        """Pages that hold nothing which can be found."""
         return self._queue.num_free
 
     @property
     def num_cached(self) -> int:
-        """Blocks that nobody holds and that can still be found by their hash."""
+        """Pages that nobody holds, of blocks that can still be found by their hash."""
         return self._queue.num_cached
 
     @property
     def num_reserved(self) -> int:
-        """Blocks that the tenants' reserves may keep from others, all together."""
+        """Pages that the tenants' reserves may keep from others, all together."""
         return self._queue.num_reserved
 
     def num_cached_of(self, owner: str) -> int:
-        """Blocks that `owner` had computed, that nobody holds and that can still be found."""
+        """Of the cached pages those of blocks that `owner` had computed."""
         return self._queue.cached_of(owner)
 
-    def find(self, hashes: Iterable[bytes]) -> list[int]:
-        """The blocks of the longest prefix of `hashes` that is present."""
+    def count(self, blocks: Collection[int]) -> int:
+        """The pages of distinct blocks."""
+        if len(self.kinds) == 1:
+            return len(blocks)
+        return sum(map(self._sizes.__getitem__, blocks))
+
+    def pages_of(self, block: int) -> list[int]:
+        """Of a block in use or cached."""
+        size = self._sizes[block]
+        return [block] if size == 1 else self.pages[block, :size].tolist()
+
+    def in_blocks(self, num_pages: int) -> int:
+        """So much memory as a number of blocks of each kind, rounded up: for people."""
+        return -(-num_pages // self.block_pages)
+
+    def find(self, hashes: Iterable[bytes], kind: int = 0) -> list[int]:
+        """The blocks of that kind of the longest prefix of `hashes` that is present."""
         found: list[int] = []
-        for key in hashes:
+        for key in hashes if kind == 0 else (_key(one, kind) for one in hashes):
             block = self._by_hash.get(key)
             if block is None:
                 break
             found.append(block)
         return found
+
+    def beside(self, block: int) -> list[int]:
+        """What lies beside a findable block of the first kind: those of other kinds, as found."""
+        key = self._hashes[block]
+        assert key is not None, "it was found"
+        return [one for n in range(1, len(self.kinds)) for one in self.find([key], n)]
 
     def can_allocate(
         self,
@@ -93,7 +145,7 @@ class BlockPool:
         hits: Sequence[int] = (),
         released: Collection[Sequence[int]] = (),
     ) -> bool:
-        """Whether `owner` can take `count` blocks once it has acquired the blocks `hits`.
+        """Whether `owner` can take `count` pages once it has acquired the blocks `hits`.
 
         With `released`: once the sequences that hold these blocks have given them back, too.
         """
@@ -105,23 +157,32 @@ class BlockPool:
         for block, dropped in drops.items():
             if self._refs[block] == dropped:
                 if self._hashes[block] is None:
-                    free += 1
+                    free += self._sizes[block]
                 else:
-                    cached[self._owners[block]] += 1
+                    cached[self._owners[block]] += self._sizes[block]
         for block in hits:
             if self._refs[block] == drops[block]:
-                cached[self._owners[block]] -= 1
+                if self._queue.is_passed(block):
+                    free -= self._sizes[block]
+                else:
+                    cached[self._owners[block]] -= self._sizes[block]
         return count <= self._queue.available(owner, free, cached)
 
-    def allocate(self, count: int, owner: str) -> list[int]:
+    def allocate(self, count: int, owner: str, kind: int = 0) -> list[int]:
         """Take `count` blocks (evicting cached ones as needed), each with one reference."""
-        assert self.can_allocate(count, owner), "allocate without can_allocate"
-        if count > self.num_free:
+        size = self.kinds[kind].pages
+        assert self.can_allocate(count * size, owner), "allocate without can_allocate"
+        if count * size > self.num_free:
             self._queue.expire()
         blocks: list[int] = []
         for _ in range(count):
-            block = self._queue.take(owner)
-            self._empty(block)
+            while self._queue.num_free < size:
+                self._evict(owner)
+            pages = self._queue.take(size)
+            block = pages[0]
+            if size > 1:
+                self._place(block, pages)
+            self._sizes[block] = size
             self._refs[block] = 1
             self._owners[block] = owner
             blocks.append(block)
@@ -130,13 +191,12 @@ class BlockPool:
         return blocks
 
     def empty(self, count: int, owner: str) -> None:
-        """Make `count` cached blocks free, those whose memory `owner` would get next."""
-        assert self.can_allocate(self.num_free + count, owner), "empty without can_allocate"
+        """Make `count` pages free, of the blocks whose memory `owner` would get next."""
+        wanted = self.num_free + count
+        assert self.can_allocate(wanted, owner), "empty without can_allocate"
         self._queue.expire()
-        for _ in range(count):
-            block = self._queue.evict(owner)
-            self._empty(block)
-            self._queue.add_free(block)
+        while self.num_free < wanted:
+            self._evict(owner)
 
     def acquire(self, blocks: Collection[int]) -> None:
         """Add a reference to each of `blocks`, which are in use or were just returned by `find`."""
@@ -147,11 +207,11 @@ class BlockPool:
             self._refs[block] += 1
         self.peak_in_use = max(self.peak_in_use, self.num_in_use)
 
-    def release(self, blocks: Sequence[int]) -> None:
+    def release(self, blocks: Sequence[int], *, passed: bool = False) -> None:
         """Drop a reference to each of `blocks`, given in sequence order.
 
         The tail of a sequence goes up for eviction before its beginning: that is a useful prefix
-        without its tail, and a tail alone can never be hit.
+        without its tail, and a tail alone can never be hit. What was `passed` goes before all.
         """
         self._listener.touched(blocks)
         for block in reversed(blocks):
@@ -160,9 +220,9 @@ class BlockPool:
             if self._refs[block] == 0:
                 key = self._hashes[block]
                 if key is None:
-                    self._queue.add_free(block)
+                    self._free(block)
                 else:
-                    self._queue.add_cached(block, self._owners[block], key)
+                    self._queue.add_cached(block, self._owners[block], key, passed=passed)
 
     def register(
         self,
@@ -173,31 +233,37 @@ class BlockPool:
         *,
         parent: bytes | None = None,
         is_tail: bool = False,
+        kind: int = 0,
     ) -> None:
         """Make the full block findable. A hash that another block holds already stays there.
 
         With `where`: its first tokens as well, once they are computed. With `owner`: it is this
         tenant's, whoever has allocated it. A tail is partly filled, and found by these alone. The
-        hash of the `parent` is in `where`, too; a first block has none.
+        hash of the `parent` is in `where`, too; a first block has none. Listeners are told the hash
+        of blocks of the first `kind`: the others lie beside them.
         """
         assert self._refs[block] > 0, "only a block in use can be registered"
         assert self._hashes[block] is None, "a full block is immutable"
-        if block_hash in self._by_hash:
+        key = _key(block_hash, kind)
+        if key in self._by_hash:
             return
-        self._hashes[block] = block_hash
-        self._by_hash[block_hash] = block
-        if is_tail:
-            self._tails.add(block)
+        self._hashes[block] = key
+        self._by_hash[key] = block
+        if is_tail or kind:
+            self._beside.add(block)
         if owner is not None:
             self._owners[block] = owner
-        self._listener.stored(block, None if is_tail else block_hash, where, parent)
+        if kind:
+            where = None
+        self._listener.stored(block, None if is_tail or kind else block_hash, where, parent)
 
     def hash_of(self, block: int) -> bytes | None:
-        """The hash by which the full block is found; a tail has none that others may ask for."""
-        return None if block in self._tails else self._hashes[block]
+        """The hash by which the full block of the first kind is found; others, and tails, have none
+        that may be asked for."""
+        return None if block in self._beside else self._hashes[block]
 
     def reserve(self, owner: str, count: int) -> None:
-        """Keep up to `count` cached blocks of `owner` from being evicted for others."""
+        """Keep up to `count` cached pages of `owner` from being evicted for others."""
         self._queue.set_reserve(owner, count)
 
     @property
@@ -206,10 +272,11 @@ class BlockPool:
         self._queue.expire()
         return self._queue.leases
 
-    def lease(self, hashes: Iterable[bytes], terms: LeaseTerms) -> None:
+    def lease(self, hashes: Iterable[bytes], terms: LeaseTerms, kind: int = 0) -> None:
         """Keep what is present of `hashes`, in sequence order, as the last to be evicted."""
         if terms.seconds or terms.tenant in self._queue.leases.tenants:
-            present = [self._by_hash[key] for key in hashes if key in self._by_hash]
+            keys = [_key(one, kind) for one in hashes]
+            present = [self._by_hash[key] for key in keys if key in self._by_hash]
             self._listener.touched(present)
             self._queue.lease(present, terms)
 
@@ -229,63 +296,88 @@ class BlockPool:
         for block in blocks:
             key = self._hashes[block]
             if key is not None:
-                if self._refs[block] == 0:
+                is_idle = self._refs[block] == 0
+                if is_idle:
                     self._queue.remove_cached(block, self._owners[block])
-                    self._queue.add_free(block)
                 self._queue.emptied(block)
                 self._forget(block, key, why)
+                if is_idle:
+                    self._free(block)
 
     def check(self) -> None:
-        """Verify every invariant in O(blocks). Raises `InvariantError`."""
+        """Verify every invariant in O(pages). Raises `InvariantError`."""
         try:
             free, cached = self._queue.contents()
         except AssertionError as error:
             raise InvariantError(str(error)) from error
-        _require(not cached.keys() & set(free), "a block is both free and cached")
-        _require(len(free) + len(cached) == len(self._queue), "queue length is wrong")
-        queued = cached.keys() | free
-        for block, refs in enumerate(self._refs):
-            _require(refs >= 0, f"block {block}: negative references")
-            _require((refs == 0) == (block in queued), f"block {block} is neither queued nor held")
-            if refs == 0:
-                hashed = self._hashes[block] is not None
-                _require(hashed == (block in cached), f"block {block} is in the wrong queue")
-                _require(cached.get(block, self._owners[block]) == self._owners[block], "owner")
         known = {block: key for block, key in enumerate(self._hashes) if key is not None}
+        held = [block for block, refs in enumerate(self._refs) if refs]
+        pages = Counter(free)
+        for block in {*held, *cached}:
+            pages.update(self.pages_of(block))
+            on_pages = {self._block_on[page] for page in self.pages_of(block)}
+            _require(on_pages == {block}, f"block {block} is not on its pages")
+        _require(pages == Counter(range(self.num_pages)), "a page has no owner, or several")
+        _require(all(self._block_on[page] == page for page in free), "a free page is of a block")
+        _require(min(self._refs, default=0) >= 0, "negative references")
+        _require(not cached.keys() & set(held), "a block is both held and cached")
+        _require(len(free) + self.count(cached) == len(self._queue), "queue length is wrong")
+        _require(cached.keys() == known.keys() - set(held), "a block is in the wrong queue")
+        for block, owner in cached.items():
+            _require(owner == self._owners[block], f"block {block}: owner")
         _require(
             known == {block: key for key, block in self._by_hash.items()},
             "hashes and map disagree",
         )
         _require(all(map(known.__contains__, self._queue.leases.blocks)), "a lease of nothing")
-        _require(self._tails <= known.keys(), "a forgotten block is a tail")
+        _require(self._beside <= known.keys(), "a forgotten block lies beside others")
 
     def check_some(self, first: int, end: int) -> None:
         """Verify what can be told of blocks number `first ... end` alone, and of as many free ones.
 
         Raises `InvariantError`.
         """
-        for block in range(first, min(end, self.num_blocks)):
+        for block in range(first, min(end, self.num_pages)):
             refs, key = self._refs[block], self._hashes[block]
             _require(refs >= 0, f"block {block}: negative references")
             is_cached = self._queue.is_cached(block, self._owners[block])
             _require(is_cached == (refs == 0 and key is not None), f"block {block}: wrong queue")
             _require(key is None or self._by_hash.get(key) == block, f"block {block}: wrong hash")
-        for block in self._queue.free_blocks(first, end):
-            is_free = self._refs[block] == 0 and self._hashes[block] is None
-            _require(is_free, f"block {block} is not free")
+        for page in self._queue.free_pages(first, end):
+            is_free = self._refs[page] == 0 and self._hashes[page] is None
+            _require(is_free, f"page {page} is not free")
 
-    def _empty(self, block: int) -> None:
-        """Let go of what a block holds that is queued no more."""
+    def _evict(self, owner: str) -> None:
+        """Free the cached block whose memory `owner` would get next."""
+        block = self._queue.evict(owner)
         key = self._hashes[block]
-        if key is not None:
-            self._forget(block, key, self._queue.emptied(block))
+        assert key is not None, "what is cached has a hash"
+        self._forget(block, key, self._queue.emptied(block))
+        self._free(block)
+
+    def _place(self, block: int, pages: list[int]) -> None:
+        self.pages[block, : len(pages)] = pages
+        for page in pages:
+            self._block_on[page] = block
+
+    def _free(self, block: int) -> None:
+        pages = self.pages_of(block)
+        if len(pages) > 1:
+            for page in pages:
+                self._block_on[page] = page
+        self._queue.add_free(pages)
 
     def _forget(self, block: int, key: bytes, why: Loss | None) -> None:
         block_hash = self.hash_of(block)
         self._hashes[block] = None
         del self._by_hash[key]
-        self._tails.discard(block)
+        self._beside.discard(block)
         self._listener.lost(block, block_hash, self._owners[block], why)
+
+
+def _key(block_hash: bytes, kind: int) -> bytes:
+    """What a block is found by: those of other kinds than the first lie beside it."""
+    return block_hash if kind == 0 else block_hash + bytes([kind])
 
 
 def _require(condition: bool, message: str) -> None:

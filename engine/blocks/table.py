@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Sequence
+from typing import Final
 
 from engine.api import Namespaces
 from engine.blocks.hashing import (
@@ -16,10 +17,15 @@ from engine.blocks.hashing import (
 from engine.blocks.leases import LeaseTerms
 from engine.blocks.partial_hits import Place, place
 from engine.blocks.pool import BlockPool
+from engine.blocks.rows import HOLE, Rows
+
+_FAR: Final = 1 << 62
+"""No sequence is so long."""
 
 
 class BlockTable:
-    """Maps the positions of a sequence to blocks: position p lives in `blocks[p // block_size]`.
+    """Maps the positions of a sequence to blocks: position p lives in `row[p // block_size]` of the
+    row of each kind.
 
     The table owns one reference to each of its blocks, which it takes for `owner`. Whoever has it
     calls `release` exactly once for every `admit` and for every `fork`.
@@ -37,7 +43,8 @@ class BlockTable:
         terms: LeaseTerms | None = None,
     ) -> None:
         """`extras` are those of short sequences, if KV differs behind `rotary_switch` tokens."""
-        self.blocks: list[int] = []
+        self.held = Rows(pool, block_size, owner)
+        """All blocks, by kind."""
         self.up_to = sys.maxsize if up_to is None else up_to
         """How many leading tokens are looked up, and left findable."""
         self._pool = pool
@@ -53,13 +60,25 @@ class BlockTable:
         """How many blocks are findable, or will be once others have computed them."""
         self._tail: bytes | None = None
         """The hash of the tokens behind the last sealed block, if they are left findable."""
+        self._ends = {namespaces.shared_tokens, min(self.up_to, _FAR)}
+        """Behind so many tokens others are likely to go on."""
+
+    @property
+    def rows(self) -> list[list[int]]:
+        """The blocks by kind, with holes where there are none any more."""
+        return self.held.rows
+
+    @property
+    def blocks(self) -> list[int]:
+        """Those of the first kind."""
+        return self.held.rows[0]
 
     def begin(self, num_tokens: int) -> None:
         """A sequence of `num_tokens` is to be computed from its first token, with its own factors.
 
         Hashes of what it was with others are forgotten.
         """
-        assert not self.blocks
+        assert not self.held.blocks
         if self.has_outgrown(num_tokens):
             self.extras = self._extras_for(num_tokens)
             self._hashes = []
@@ -78,10 +97,9 @@ class BlockTable:
         """Whether all of the first `num_tokens` are."""
         return num_tokens <= self.up_to
 
-    def missing(self, num_tokens: int, num_present: int | None = None) -> int:
-        """How many blocks are needed for `num_tokens` tokens beyond those present."""
-        present = len(self.blocks) if num_present is None else num_present
-        return -(-num_tokens // self._block_size) - present
+    def missing(self, num_tokens: int) -> int:
+        """How many pages it takes to hold `num_tokens` tokens."""
+        return self.held.missing(-(-num_tokens // self._block_size))
 
     def num_unhashed(self, token_ids: Sequence[int]) -> int:
         """How many full blocks of `token_ids` are still to be hashed before any is looked up."""
@@ -119,21 +137,24 @@ class BlockTable:
         known = token_ids[: self.num_kept(len(token_ids) - 1)]
         return self._place(known, num_blocks)
 
-    def admit(self, num_tokens: int, held: Sequence[int]) -> None:
-        """Take the blocks for `num_tokens` tokens: `held` first, new ones behind.
-
-        `held` come with a reference each, which the table takes over. Whoever computes them seals
-        them.
+    def admit(
+        self, num_tokens: int, held: Sequence[list[int]], ahead: Sequence[range] = ()
+    ) -> None:
+        """Take the blocks for `num_tokens` tokens; see `Rows.admit`. Whoever computes them seals
+        them. Others of the same prompt are likely to go on where `held` ends.
         """
-        assert not self.blocks
-        missing = self.missing(num_tokens, len(held))
-        self.blocks = [*held, *self._pool.allocate(missing, self._owner)]
-        self.num_sealed = min(len(held), num_tokens // self._block_size)
+        num_held = min(map(len, held))
+        self.held.admit(-(-num_tokens // self._block_size), held, ahead)
+        self.num_sealed = min(num_held, num_tokens // self._block_size)
+        self.parts_behind(num_held)
+
+    def parts_behind(self, num_blocks: int) -> None:
+        """Another sequence is known that has so many blocks in common."""
+        self._ends.add(num_blocks * self._block_size)
 
     def resume(self, blocks: list[int], num_sealed: int) -> None:
         """Take over `blocks`, with a reference each, in place of those given back before."""
-        assert not self.blocks
-        self.blocks = blocks
+        self.held.admit(len(blocks), [blocks], ())
         self.num_sealed = num_sealed
 
     def restore(self, index: int, token_ids: Sequence[int], owner: str) -> None:
@@ -164,8 +185,8 @@ class BlockTable:
             self._rotary_switch,
             self._terms,
         )
-        self._pool.acquire(self.blocks)
-        fork.blocks = list(self.blocks)
+        fork.held.fork(self.held)
+        fork._ends = set(self._ends)
         fork.extras = self.extras
         fork._hashes = list(self._hashes)
         fork.num_sealed = self.num_sealed
@@ -173,44 +194,32 @@ class BlockTable:
         return fork
 
     def needed(self, num_tokens: int) -> int:
-        """How many blocks it takes to write the newest of `num_tokens` tokens."""
-        index = (num_tokens - 1) // self._block_size
-        if index < len(self.blocks):
-            return int(self._is_shared(index))
-        return index + 1 - len(self.blocks)
+        """How many pages it takes to write the newest of `num_tokens` tokens."""
+        return self.held.needed((num_tokens - 1) // self._block_size)
 
     def writes_shared(self, num_tokens: int) -> bool:
         """Whether the newest of `num_tokens` tokens belongs into a block that others hold, too."""
-        index = (num_tokens - 1) // self._block_size
-        return index < len(self.blocks) and self._is_shared(index)
+        return any(self.held.shared((num_tokens - 1) // self._block_size))
 
-    def copy_on_write(self, num_tokens: int) -> tuple[int, int]:
-        """Put a new block in place of the one that the newest token belongs into.
+    def copy_on_write(self, num_tokens: int) -> list[tuple[int, int]]:
+        """Put new blocks in place of shared ones that the newest token belongs into.
 
-        Returns (source, target): the contents are to be copied before anything is written. The last
-        holder of the source must not give it back before that.
+        Returns (source, target) of each: the contents are to be copied before anything is written.
+        The last holder of a source must not give it back before that.
         """
-        index = (num_tokens - 1) // self._block_size
-        source = self.blocks[index]
-        (target,) = self._pool.allocate(1, self._owner)
-        self._pool.release([source])
-        self.blocks[index] = target
-        return source, target
+        return self.held.copy_on_write((num_tokens - 1) // self._block_size)
 
     def grow(self, num_tokens: int) -> list[int]:
         """Extend the table to hold `num_tokens` tokens; returns the blocks that it took."""
-        taken = self._pool.allocate(self.missing(num_tokens), self._owner)
-        self.blocks += taken
-        return taken
+        return self.held.grow(-(-num_tokens // self._block_size))
 
     def shrink(self, num_tokens: int) -> list[int]:
         """Give back the blocks behind those that hold `num_tokens` tokens; returns them."""
-        # A list of its own: who mirrors this one looks at its end alone.
-        excess = self.blocks[-(-num_tokens // self._block_size) :]
-        if excess:
-            self.blocks = self.blocks[: -len(excess)]
-            self._pool.release(excess)
-        return excess
+        return self.held.shrink(-(-num_tokens // self._block_size))
+
+    def forget(self, num_computed: int) -> None:
+        """Give back what no layer sees any more behind so many tokens: `Rows.forgettable`."""
+        self.held.forget(num_computed, self._ends)
 
     def seal(self, token_ids: Sequence[int], num_computed: int) -> None:
         """Make the blocks that `num_computed` tokens fill findable for others.
@@ -224,9 +233,11 @@ class BlockTable:
             return
         if len(self._hashes) < full:
             self._extend_hashes(token_ids)
-        for index in range(self.num_sealed, full):
-            where = self._place(token_ids, index)
-            self._pool.register(self.blocks[index], self._hashes[index], where)
+        for number, row in enumerate(self.rows):
+            for index in range(self.num_sealed, full):
+                if row[index] != HOLE:
+                    where = None if number else self._place(token_ids, index)
+                    self._pool.register(row[index], self._hashes[index], where, kind=number)
         self.num_sealed = full
 
     def leave_tail(self, token_ids: Sequence[int], num_computed: int) -> None:
@@ -237,16 +248,19 @@ class BlockTable:
         """
         num_kept = self.num_kept(num_computed)
         index, count = divmod(num_kept, self._block_size)
-        if not count or (num_kept < self.up_to and self._is_shared(index)):
+        blocks = [row[index] for row in self.rows] if count else []
+        is_shared = num_kept < self.up_to and any(self.held.shared(index))
+        if not count or is_shared or HOLE in blocks:
             return
         computed = token_ids[:num_kept]
         self._extend_hashes(computed)
         self._tail = tail_hash(
             self._hashes, computed, self._block_size, self._namespaces, self.extras
         )
-        if self._pool.hashes[self.blocks[index]] is None:
-            where = self._place(computed, index)
-            self._pool.register(self.blocks[index], self._tail, where, is_tail=True)
+        where = self._place(computed, index)
+        for number, block in enumerate(blocks):
+            if self._pool.hashes[block] is None:
+                self._pool.register(block, self._tail, where, is_tail=True, kind=number)
 
     def findable(self) -> list[int]:
         """The blocks by which everything sealed so far is found: its own, or equal ones.
@@ -254,20 +268,22 @@ class BlockTable:
         Where an equal block was evicted since, this table's own takes its place.
         """
         blocks: list[int] = []
-        parent: bytes | None = None
-        for own, block_hash in zip(self.blocks, self._hashes[: self.num_sealed], strict=False):
-            if not self._pool.find([block_hash]):
-                self._pool.register(own, block_hash, parent=parent)
-            blocks += self._pool.find([block_hash])
-            parent = block_hash
+        hashes = self._hashes[: self.num_sealed]
+        for number, row in enumerate(self.rows):
+            for index, (own, block_hash) in enumerate(zip(row, hashes, strict=False)):
+                if own != HOLE:
+                    if not self._pool.find([block_hash], number):
+                        parent = hashes[index - 1] if index else None
+                        self._pool.register(own, block_hash, parent=parent, kind=number)
+                    blocks += self._pool.find([block_hash], number)
         return blocks
 
     def release(self) -> None:
         """Give every block back; what others find is leased, or its lease renewed."""
         if self._terms is not None:
-            self._pool.lease(self._left(), self._terms)
-        self._pool.release(self.blocks)
-        self.blocks = []
+            for number, row in enumerate(self.rows):
+                self._pool.lease(self._left(row), self._terms, number)
+        self.held.release()
         self.num_sealed = 0
         self._tail = None
 
@@ -280,11 +296,11 @@ class BlockTable:
         """Those of the first full blocks, held or not, that may be found and are hashed."""
         return self._hashes[: min(most, self.up_to // self._block_size)]
 
-    def _is_shared(self, index: int) -> bool:
-        return self._pool.references[self.blocks[index]] > 1
-
-    def _left(self) -> Iterator[bytes]:
-        yield from self.sealed_hashes()
+    def _left(self, row: list[int]) -> Iterator[bytes]:
+        """By what others find the blocks of a row."""
+        for block, block_hash in zip(row, self.sealed_hashes(), strict=False):
+            if block != HOLE:
+                yield block_hash
         if self._tail is not None:
             yield self._tail
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 
-from engine.api import BlockFate, Loss
+from engine.api import EVERYTHING, BlockFate, Kind, Loss
 from engine.blocks.eviction_policy import Eviction
 from engine.blocks.listeners import Changes, Listener, Losses, Marks
 from engine.blocks.partial_hits import PartialHits, Place
@@ -55,29 +55,30 @@ class Tiers(Listener):
 
     def __init__(
         self,
-        num_blocks: int,
+        num_pages: int,
         num_slots: int,
         block_size: int,
         eviction: Eviction = "arc",
         clock: Callable[[], float] = time.monotonic,
         changes: Changes | None = None,
+        kinds: Sequence[Kind] = (EVERYTHING,),
     ) -> None:
         """`clock` tells the seconds by which leases end. `changes`, if somebody wants to know, are
-        told what is found on the device.
+        told what is found on the device. Only blocks of a page each have slots.
         """
         self.block_size = block_size
         self.clock = clock
         self.changes = changes
         self.marks, self.host_marks = Marks(), Marks()
         self.partial_hits = PartialHits()
-        self.pool = BlockPool(num_blocks, eviction, clock, self)
+        self.pool = BlockPool(num_pages, eviction, clock, self, kinds)
         self.host = HostTier(num_slots, self.host_marks)
         self.transfers = TransferQueue(self.pool, self.host)
         self.incoming: list[int] = []
         """Blocks that are held while they, or what continues them, are read from disk."""
         self.fresh: set[int] = set()
         """The findable blocks that were registered since they were taken."""
-        self._losses = Losses(num_blocks, clock)
+        self._losses = Losses(num_pages, clock)
 
     def take_fresh(self) -> set[int]:
         """The fresh ones, once."""
@@ -111,8 +112,7 @@ class Tiers(Listener):
         self.fresh.add(block)
         if where is not None:
             self.partial_hits.add(block, where)
-        if self.marks.blocks is not None:
-            self.marks.blocks.add(block)
+        self._mark((block,))
         if self.changes is not None:
             self.changes.stored(block, block_hash, where, parent)
 
@@ -120,14 +120,13 @@ class Tiers(Listener):
         """See `Listener`; what the pool evicts moves to the host tier."""
         self.fresh.discard(block)
         self.partial_hits.drop(block)
-        if self.marks.blocks is not None:
-            self.marks.blocks.add(block)
+        self._mark((block,))
         if self.changes is not None:
             self.changes.lost(block, block_hash, owner, why)
         if block_hash is None or why is None:
             return
         self._losses.add(block_hash, why)
-        if why == "deleted" or not self.host.num_blocks:
+        if why == "deleted" or not self.host.num_pages:
             return
         slot = self.host.keep(block_hash, owner)
         if slot is not None:
@@ -136,5 +135,9 @@ class Tiers(Listener):
 
     def touched(self, blocks: Collection[int]) -> None:
         """See `Listener`."""
+        self._mark(blocks)
+
+    def _mark(self, blocks: Iterable[int]) -> None:
+        """Of several pages each one is another cell."""
         if self.marks.blocks is not None:
-            self.marks.blocks.update(blocks)
+            self.marks.blocks.update(page for one in blocks for page in self.pool.pages_of(one))

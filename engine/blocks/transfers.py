@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from engine.blocks.pool import BlockPool
@@ -21,7 +21,7 @@ class Transfers:
     swap_ins: list[tuple[int, int]] = field(default_factory=list)
     """(host slot, block)"""
     copies: list[tuple[int, int]] = field(default_factory=list)
-    """(source block, target block)"""
+    """(source page, target page)"""
 
 
 class TransferQueue:
@@ -100,12 +100,16 @@ class TransferQueue:
 
     def take(self) -> Transfers:
         """Everything since the last call."""
-        copies = [(source, target) for target, source in self._sources.items()]
+        copies = [pages for pair in self._sources.items() for pages in self._pages(*pair)]
         transfers = Transfers(self._swap_outs, self._swap_ins, copies)
         self.num_swapped_out += len(self._swap_outs)
         self.num_swapped_in += len(self._swap_ins)
         self._forget_queued()
         return transfers
+
+    def _pages(self, target: int, source: int) -> Iterator[tuple[int, int]]:
+        """What is copied of a block: (source page, target page)."""
+        return zip(self._pool.pages_of(source), self._pool.pages_of(target), strict=True)
 
     def settle(self) -> None:
         """The step has been computed: let go of what its transfers held."""

@@ -5,10 +5,10 @@ last one, as they are now: who asks late gets the changes of all that time in on
 kept for it but a mark a cell. What a frame holds is bounded; where more has changed the cells take
 turns, by their numbers. While nobody watches, the pools note nothing.
 
-The cells are the pool's blocks and, behind them, the slots of the host tier. A frame, whose numbers
-are varints (LEB128):
+The cells are the pool's pages, each of which shows its block, and behind them the slots of the host
+tier. A frame, whose numbers are varints (LEB128):
 
-    flags, number of blocks, number of slots, cells yet to be told,
+    flags, number of pages, number of slots, cells yet to be told,
     number of new owners, and each one's length in bytes and name in UTF-8,
     then to its end the cells: how many are left out since the last one told, state, and
         with RUN: how many more of the cells behind it are alike,
@@ -94,7 +94,7 @@ class Wall:
         self._watchers: dict[str, _Watcher] = {}
 
     def __len__(self) -> int:
-        return self._pool.num_blocks + self._slots.num_blocks
+        return self._pool.num_pages + self._slots.num_pages
 
     def frame(self, name: str) -> bytes:
         """What a watcher has not been told, or a part of it. One that is new is told all.
@@ -139,7 +139,7 @@ class Wall:
         names = [name.encode() for name in list(watcher.owners)[num_known:]]
         frame = bytearray([watcher.flags | (PARTIAL if watcher.untold else 0)])
         watcher.flags = 0
-        sizes = (self._pool.num_blocks, self._slots.num_blocks)
+        sizes = (self._pool.num_pages, self._slots.num_pages)
         for count in (*sizes, int(np.count_nonzero(watcher.pending)), len(names)):
             _put(frame, count)
         for name in names:
@@ -148,10 +148,11 @@ class Wall:
         return bytes(frame + cells)
 
     def _cells(self, numbers: list[int]) -> list[_Cell]:
-        """What is in the books of these blocks and, behind the blocks, slots."""
-        first = self._pool.num_blocks
-        num_blocks = bisect_left(numbers, first)
-        blocks, slots = numbers[:num_blocks], [number - first for number in numbers[num_blocks:]]
+        """What is in the books of the blocks on these pages and, behind the pages, slots."""
+        first = self._pool.num_pages
+        num_pages = bisect_left(numbers, first)
+        blocks = [self._pool.block_on[page] for page in numbers[:num_pages]]
+        slots = [number - first for number in numbers[num_pages:]]
         books = _look(self._pool, blocks) + _look(self._slots, slots)
         leased, pinned = self._pool.leases.blocks, self._pins.references
         flags: Iterable[int] = repeat(0)
@@ -169,7 +170,7 @@ class Wall:
         """Mark what has changed since the last frame of any watcher, for all of them."""
         _ = self._pool.leases  # those that are due end
         changed: list[int] = []
-        for marks, first in zip(self._marks, (0, self._pool.num_blocks), strict=True):
+        for marks, first in zip(self._marks, (0, self._pool.num_pages), strict=True):
             changed += (first + block for block in marks.blocks or ())
             marks.blocks = set()
         for watcher in self._watchers.values():

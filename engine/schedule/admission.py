@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from engine.blocks.partial_hits import PartialHit
+from engine.blocks.rows import HOLE, Rows, longest
 from engine.blocks.tiers import Tiers
 from engine.schedule.swap_or_recompute import SwapOrRecompute
 from engine.sequences.group import SequenceGroup
@@ -14,13 +15,15 @@ from engine.sequences.sequence import Sequence
 
 @dataclass(frozen=True, slots=True)
 class Admission(ABC):
-    """What a group needs to run, each block counted once, and how it gets it."""
+    """What a group needs to run, in pages, each block counted once, and how it gets it."""
 
     group: SequenceGroup
     num_new: int
-    """Blocks that it takes for its known tokens beside `hits`."""
+    """Those that it takes for its known tokens beside `hits`, at most at a time."""
     num_forks: int
-    """Blocks that its sequences take for themselves when they write next."""
+    """Those that its sequences take for themselves when they write next."""
+    num_hits: int
+    """Those of `hits`."""
     num_cached: int
     """Tokens of its prompt that need not be computed; 0 where its tenant was charged for it."""
 
@@ -40,9 +43,9 @@ class Admission(ABC):
         return []
 
     @property
-    def num_blocks(self) -> int:
-        """Distinct blocks that it holds when every sequence has its next token."""
-        return len(self.hits) + self.num_new + self.num_forks
+    def num_pages(self) -> int:
+        """What it holds when every sequence has its next token."""
+        return self.num_hits + self.num_new + self.num_forks
 
     @property
     def writing(self) -> list[Sequence]:
@@ -65,19 +68,37 @@ class Start:
     sequence: Sequence
     num_shared: int
     """How many blocks it takes from the sequence before it."""
-    hits: list[int]
-    """Cached blocks behind those."""
+    rows: list[list[int]]
+    """Cached blocks behind those, by kind, behind holes where it needs none."""
     slots: list[int]
     """Host slots behind those, whose blocks are brought back."""
     partial_hit: PartialHit | None
     """What comes next."""
+    beside: tuple[int, ...] = ()
+    """The blocks of other kinds beside that."""
     is_fork: bool = False
     """Whether it equals the sequence before it, and so shares even its partly filled block."""
+    parts_behind: int = 0
+    """So many blocks of another sequence are alike, some of them of no use to it."""
+    shared: list[range] = field(default_factory=list)
+    """By kind, the blocks that it takes from the sequence before it."""
+    kept: list[range] = field(default_factory=list)
+    """By kind, those that the one behind it takes."""
+
+    @property
+    def hits(self) -> list[int]:
+        """The cached blocks."""
+        return [block for row in self.rows for block in row if block != HOLE]
+
+    @property
+    def copied(self) -> list[int]:
+        """The blocks, by kind, of which it copies a part, if there is such a hit."""
+        return [] if self.partial_hit is None else [self.partial_hit.block, *self.beside]
 
     @property
     def num_ready_blocks(self) -> int:
         """Full blocks that need no computation of its own."""
-        return self.num_shared + len(self.hits) + len(self.slots)
+        return self.num_shared + min(map(len, self.rows), default=0) + len(self.slots)
 
     def num_ready(self, block_size: int) -> int:
         """Tokens that need no computation of its own."""
@@ -106,7 +127,7 @@ class ComputeAdmission(Admission):
     @property
     def held(self) -> list[int]:
         """See `Admission`."""
-        return self.hits + [hit.block for hit in self.partial_hits]
+        return self.hits + [block for start in self.starts for block in start.copied]
 
     @property
     def slots(self) -> list[int]:
@@ -124,16 +145,19 @@ class ComputeAdmission(Admission):
         # All of them first: what one sequence takes must evict nothing that another one has found.
         pool.acquire(self.held)
         tiers.host.acquire(slots)
-        before: list[int] = []
+        before = Rows(pool, tiers.block_size, "")
         for start in self.starts:
-            sequence = start.sequence
-            shared = before[: start.num_shared]
-            pool.acquire(shared)
-            sequence.table.admit(sequence.num_tokens, shared + start.hits)
+            sequence, table = start.sequence, start.sequence.table
+            num_tokens = sequence.num_tokens
+            held = before.first(start.shared)
+            pool.acquire([block for row in held for block in row if block != HOLE])
+            rows = [[*row, *hits] for row, hits in zip(held, start.rows, strict=True)]
+            table.admit(num_tokens, rows, start.kept)
+            table.parts_behind(start.parts_behind)
             _bring_back(start, tiers)
             sequence.num_cached = sequence.num_computed = start.num_ready(tiers.block_size)
-            before = sequence.table.blocks
-        pool.release([hit.block for hit in self.partial_hits])
+            before = table.held
+        pool.release([block for start in self.starts for block in start.copied])
         tiers.host.release(slots)
         self.group.prefill = [start.sequence for start in self.starts]
 
@@ -141,25 +165,47 @@ class ComputeAdmission(Admission):
 def _bring_back(start: Start, tiers: Tiers) -> None:
     """Fill new blocks of a sequence from the host, and one from the beginning of another block."""
     sequence, table = start.sequence, start.sequence.table
-    first = start.num_shared + len(start.hits)
+    first = start.num_shared + len(start.rows[0])
     for index, slot in enumerate(start.slots, first):
         tiers.transfers.swap_in(slot, table.blocks[index])
         table.restore(index, sequence.token_ids, tiers.host.owners[slot])
     if start.partial_hit is not None:
-        tiers.transfers.copy_held(start.partial_hit.block, table.blocks[start.num_ready_blocks])
+        index = start.num_ready_blocks
+        table.held.grow(index + 1)
+        for source, row in zip(start.copied, table.rows, strict=True):
+            tiers.transfers.copy_held(source, row[index])
 
 
 def compute_admission(
-    group: SequenceGroup, tiers: Tiers, recovery: SwapOrRecompute
+    group: SequenceGroup, tiers: Tiers, recovery: SwapOrRecompute, step: int
 ) -> ComputeAdmission:
     """The admission that shares most between the group's sequences, given what is cached now.
 
     In the order of their tokens each sequence shares with the one before it whatever it shares with
     any earlier one. Long sequences come behind short ones, and share nothing with them, where other
-    rotary factors make other KV of the same tokens.
+    rotary factors make other KV of the same tokens. A step computes `step` tokens at most.
     """
+    starts = _starts(group, tiers, recovery)
+    while (limit := _uncovered(starts, tiers)) is not None:
+        starts = _starts(group, tiers, recovery, limit)
+    starts = _handed_on(starts, tiers)
+    writes = group.request.sampling.max_tokens > 0
+    num_forks = group.width - sum(not start.is_fork for start in starts)
+    return ComputeAdmission(
+        group,
+        num_new=sum(_pages(start, tiers, step) for start in starts),
+        num_forks=num_forks * tiers.pool.block_pages if writes else 0,
+        num_hits=tiers.pool.count([block for start in starts for block in start.hits]),
+        num_cached=starts[0].num_ready(tiers.block_size),
+        starts=starts,
+    )
+
+
+def _starts(
+    group: SequenceGroup, tiers: Tiers, recovery: SwapOrRecompute, limit: int | None = None
+) -> list[Start]:
+    """Where each sequence starts from, if nothing is found behind its first `limit` tokens."""
     starts: list[Start] = []
-    num_new = 0
     before: list[int] = []
     extras = b""
     for sequence in sorted(group.unfinished, key=lambda one: (one.table.extras, one.token_ids)):
@@ -167,18 +213,72 @@ def compute_admission(
         if table.extras != extras:
             extras, before = table.extras, []
         if tokens == before:
-            starts.append(Start(sequence, table.missing(len(tokens), 0), [], [], None, True))
+            num_blocks = -(-len(tokens) // tiers.block_size)
+            nothing = [list[int]() for _ in tiers.pool.kinds]
+            starts.append(Start(sequence, num_blocks, nothing, [], None, is_fork=True))
             continue
         num_shared = _common_blocks(before, tokens, tiers.block_size)
         # Cached blocks tell no scores; the last known token is never taken from the cache.
         known = tokens[: group.num_scored + 1] if group.is_scoring else tokens
+        known = known if limit is None else known[: limit + 1]
         starts.append(_start(sequence, known, num_shared, tiers, recovery))
-        num_new += table.missing(len(tokens), num_shared + len(starts[-1].hits))
         before = tokens
-    writes = group.request.sampling.max_tokens > 0
-    num_forks = group.width - sum(not start.is_fork for start in starts)
-    num_cached = starts[0].num_ready(tiers.block_size)
-    return ComputeAdmission(group, num_new, num_forks if writes else 0, num_cached, starts)
+    return starts
+
+
+def _uncovered(starts: list[Start], tiers: Tiers) -> int | None:
+    """How many first tokens one sequence shares with the one before it, and needs some of in a kind
+    that this one, which begins behind them, has no need of; `None`: there are none.
+    """
+    size = tiers.block_size
+    for number, kind in enumerate(tiers.pool.kinds):
+        for place, start in enumerate(starts) if kind.forgets else ():
+            for index in kind.seen(start.num_shared * size, size) if not start.is_fork else ():
+                if not _has(starts[:place], number, index):
+                    return kind.first_needed(start.num_shared * size)
+    return None
+
+
+def _has(starts: list[Start], number: int, index: int) -> bool:
+    """Whether the last of these comes to hold a block of a kind, its own or one of those before."""
+    for start in reversed(starts):
+        if index >= start.num_ready_blocks:
+            return True
+        if index >= start.num_shared:
+            return start.rows[number][index - start.num_shared] != HOLE
+    return False
+
+
+def _handed_on(starts: list[Start], tiers: Tiers) -> list[Start]:
+    """The same, where each holds what those behind it take from it, where kinds forget."""
+    size, behind = tiers.block_size, [range(0) for _ in tiers.pool.kinds]
+    found: list[Start] = []
+    for start in reversed(starts):
+        num_tokens = start.sequence.num_tokens if start.is_fork else start.num_shared * size
+        shared = [
+            range(min([kind.seen(num_tokens, size).start, *kept[:1]]), start.num_shared)
+            for kind, kept in zip(tiers.pool.kinds, behind, strict=True)
+        ]
+        found.append(replace(start, shared=shared, kept=behind))
+        behind = shared
+    return found[::-1]
+
+
+def _pages(start: Start, tiers: Tiers, step: int) -> int:
+    """What a sequence comes to hold, at most at a time, beside what it shares or has found."""
+    if start.is_fork:
+        return 0
+    size, num_tokens, pages = tiers.block_size, start.sequence.num_tokens, 0
+    for kind, row, kept in zip(tiers.pool.kinds, start.rows, start.kept, strict=True):
+        num_found = start.num_shared + len(row)
+        missing = -(-num_tokens // size) - num_found
+        if kind.forgets:
+            held = num_found - kind.seen(num_found * size, size).start
+            most = max(0, kind.blocks_for(num_tokens, size, step) - held)
+            most += max(0, kept.stop - max(kept.start, num_found))
+            missing = min(missing, most)
+        pages += kind.pages * missing
+    return pages
 
 
 def _start(
@@ -193,18 +293,22 @@ def _start(
     """
     tokens, table = sequence.token_ids, sequence.table
     hashes = table.prefix_hashes(known)[num_shared:]
-    hits = tiers.pool.find(hashes)
-    slots = tiers.host.find(hashes[len(hits) :])
-    present = (num_shared + len(hits)) * tiers.block_size
+    rows, num_alike = longest(tiers.pool, hashes, num_shared, tiers.block_size)
+    num_hits = len(rows[0])
+    slots = tiers.host.find(hashes[num_hits:])
+    present = (num_shared + num_hits) * tiers.block_size
     back = present + len(slots) * tiers.block_size
     if slots and not recovery.should_bring_back(
         len(slots), (present, len(tokens) - present), (back, len(tokens) - back)
     ):
         slots = []
-    num_ready = num_shared + len(hits) + len(slots)
-    place = table.next_place(known, num_ready)
+    place = table.next_place(known, num_shared + num_hits + len(slots))
     partial_hit = None if place is None else tiers.partial_hits.longest(place)
-    return Start(sequence, num_shared, hits, slots, partial_hit)
+    beside = () if partial_hit is None else tuple(tiers.pool.beside(partial_hit.block))
+    if len(beside) < len(tiers.pool.kinds) - 1 or not tiers.fresh.isdisjoint(beside):
+        partial_hit = None  # a step copies what earlier ones have computed
+    alike = num_shared + num_alike
+    return Start(sequence, num_shared, rows, slots, partial_hit, beside, parts_behind=alike)
 
 
 def _common_blocks(one: list[int], other: list[int], block_size: int) -> int:

@@ -61,6 +61,7 @@ class DecodePlanner:
         One that has outgrown its KV is preempted with its group: all of it is computed again.
         """
         table, num_tokens = sequence.table, sequence.num_tokens
+        self._lifecycle.forget(group, sequence)
         if table.has_outgrown(num_tokens):
             if not may_preempt:
                 return None
@@ -83,7 +84,7 @@ class DecodePlanner:
         needed = sequence.table.needed(sequence.num_tokens)
         while True:
             is_over = lifecycle.is_over_limit(group, needed)
-            if not is_over and lifecycle.has_blocks(group, needed):
+            if not is_over and lifecycle.has_pages(group, needed):
                 lifecycle.grow(group, sequence)
                 return []
             if not may_preempt:

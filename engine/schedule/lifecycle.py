@@ -7,12 +7,12 @@ from itertools import chain
 
 from engine.api import FinishReason
 from engine.blocks.chains import Chains
-from engine.blocks.reuse import ReuseCurve
 from engine.blocks.tiers import Tiers
 from engine.schedule import swapping
 from engine.schedule.accounts import Account, Accounts
 from engine.schedule.admission import Admission, ComputeAdmission, compute_admission
 from engine.schedule.fairness import Fairness, Prices
+from engine.schedule.reuse import ReuseCurve
 from engine.schedule.roll import RollKeeper
 from engine.schedule.swap_or_recompute import SwapOrRecompute
 from engine.sequences.group import Saved, SequenceGroup
@@ -33,8 +33,12 @@ class Lifecycle:
         fairness: Fairness,
         prices: Prices,
         min_run_tokens: int,
+        step_tokens: int,
     ) -> None:
+        """A step computes `step_tokens` at most."""
         self.tiers = tiers
+        self.step_tokens = step_tokens
+        self._forgets = any(kind.forgets for kind in tiers.pool.kinds)
         self.recovery = recovery
         self.pool = tiers.pool
         self.block_size = tiers.block_size
@@ -77,7 +81,7 @@ class Lifecycle:
     def admission(self, group: SequenceGroup) -> Admission:
         """What a waiting group needs to run, given what is cached now."""
         if group.saved is None:
-            return compute_admission(group, self.tiers, self.recovery)
+            return compute_admission(group, self.tiers, self.recovery, self.step_tokens)
         return swapping.swap_admission(group, group.saved, self.tiers)
 
     def price(self, admission: Admission) -> float:
@@ -102,11 +106,17 @@ class Lifecycle:
             self.grow(group, sequence)
 
     def promised(self, group: SequenceGroup) -> int:
-        """Blocks that nobody else may take, so that a group which is back can run for a while."""
+        """Pages that nobody else may take, so that a group which is back can run for a while, and a
+        prompt comes to its end."""
+        pages = 0
+        if self._forgets:
+            tables = ((one.num_tokens, one.table.held) for one in group.prefill)
+            pages = sum(held.promised(num, self.step_tokens) for num, held in tables)
         if not group.is_spared:
-            return 0
-        num_held = len(set().union(*group.blocks))
-        return group.room(num_held, group.spared_output, self.block_size)
+            return pages
+        num_held = self.pool.count(set().union(*group.blocks))
+        room = group.room(group.spared_output, self.pool.kinds, self.block_size) - num_held
+        return max(pages, room)
 
     def to_be_promised(self, admission: Admission) -> int:
         """The same for a group that is to be admitted."""
@@ -114,11 +124,13 @@ class Lifecycle:
         if not group.was_preempted:
             return 0
         output = group.num_output_tokens + self.min_run_tokens
-        return group.room(admission.num_blocks, output, self.block_size)
+        room = group.room(output, self.pool.kinds, self.block_size)
+        return max(0, room - admission.num_pages)
 
     def headroom(self, groups: Iterable[SequenceGroup]) -> int:
-        """Blocks to be left for running groups."""
-        return sum(max(group.width, self.promised(group)) for group in groups)
+        """Pages to be left for running groups."""
+        size = self.pool.block_pages
+        return sum(max(group.width * size, self.promised(group)) for group in groups)
 
     def is_within_limit(self, group: SequenceGroup) -> bool:
         """Whether a waiting group's tenant may hold its blocks, and those that what it runs takes.
@@ -128,26 +140,27 @@ class Lifecycle:
         account = self.account(group)
         if account.share.max_blocks is None or not account.running:
             return True
-        admission = self.admission(group)
-        new = admission.num_blocks - sum(block in account.held for block in admission.hits)
+        admission, pool = self.admission(group), self.pool
+        held_already = [block for block in admission.hits if block in account.held]
+        new = admission.num_pages - pool.count(held_already)
         room = self.headroom(account.running) + self.to_be_promised(admission)
-        return len(account.held) + new + room <= account.share.max_blocks
+        limit = account.share.max_blocks * pool.block_pages
+        return pool.count(account.held) + new + room <= limit
 
     def is_over_limit(self, group: SequenceGroup, needed: int) -> bool:
-        """Whether `needed` blocks more for a running group are too many for its tenant's limit.
+        """Whether `needed` pages more for a running group are too many for its tenant's limit.
 
         A request that runs alone was found to fit when it came.
         """
         account = self.account(group)
         limit = account.share.max_blocks
-        return (
-            limit is not None
-            and len(account.running) > 1
-            and len(account.held) + needed + self._promised_beside(group, account.running) > limit
-        )
+        if limit is None or len(account.running) <= 1:
+            return False
+        needed += self.pool.count(account.held) + self._promised_beside(group, account.running)
+        return needed > limit * self.pool.block_pages
 
-    def has_blocks(self, group: SequenceGroup, needed: int) -> bool:
-        """Whether there are `needed` blocks for a running group, beside those that are promised."""
+    def has_pages(self, group: SequenceGroup, needed: int) -> bool:
+        """Whether there are `needed` pages for a running group, beside those that are promised."""
         promised = self._promised_beside(group, self.running.values())
         return self.pool.can_allocate(needed + promised, group.tenant)
 
@@ -155,12 +168,36 @@ class Lifecycle:
         """Make sure that a decoding sequence's newest token has a block of its own."""
         account, table = self.account(group), sequence.table
         if table.writes_shared(sequence.num_tokens):
-            source, target = table.copy_on_write(sequence.num_tokens)
-            self.transfers.copy(source, target)
-            account.let_go([source])
-            account.hold([target])
+            for source, target in table.copy_on_write(sequence.num_tokens):
+                self.transfers.copy(source, target)
+                account.let_go([source])
+                account.hold([target])
             self.num_copied_blocks += 1
         account.hold(table.grow(sequence.num_tokens))
+
+    def forget(self, group: SequenceGroup, sequence: Sequence) -> None:
+        """Give back what no layer sees any more of a sequence, before a step is planned in which it
+        goes on: those that are under way come before whatever is written there.
+        """
+        if self._forgets:
+            blocks = sequence.table.held.forgettable(sequence.num_computed)
+            if blocks:
+                self.account(group).let_go(blocks)
+                self.transfers.give_back(blocks)
+                sequence.table.forget(sequence.num_computed)
+
+    def reach(self, group: SequenceGroup, sequence: Sequence, count: int) -> int:
+        """Let a sequence hold blocks for its next `count` tokens, or for as many as there is room.
+
+        Whoever admitted it left room for all, but a reserve may have taken it. Returns how many.
+        """
+        if not self._forgets:
+            return count
+        table, computed = sequence.table, sequence.num_computed
+        while count and not self.has_pages(group, table.missing(computed + count)):
+            count //= 2
+        self.account(group).hold(table.grow(computed + count))
+        return count
 
     def extend(self, group: SequenceGroup, sequence: Sequence, num_tokens: int) -> None:
         """Let a sequence that has a block for its newest token hold `num_tokens` for a step."""
@@ -180,7 +217,7 @@ class Lifecycle:
         for parent, _ in choices:
             if parent in children:
                 children.append(parent.fork())
-                self.account(group).hold(parent.table.blocks)
+                self.account(group).hold(parent.table.held.blocks)
                 self.num_forks += 1
             else:
                 children.append(parent)
@@ -222,7 +259,7 @@ class Lifecycle:
 
         What has finished just ends.
         """
-        needed = self.admission(group).num_blocks
+        needed = self.pool.in_blocks(self.admission(group).num_pages)
         return self.end(
             group,
             "error",
@@ -260,7 +297,7 @@ class Lifecycle:
             self.end(group, "aborted")
             return
         if group.request_id in self.running:
-            self.account(group).let_go(sequence.table.blocks)
+            self.account(group).let_go(sequence.table.held.blocks)
             self._release([sequence])
         elif group.saved is not None and sequence in group.saved.prefill:
             # Others may build on what it was to compute.
@@ -270,7 +307,7 @@ class Lifecycle:
             group.prefill.remove(sequence)
 
     def _promised_beside(self, group: SequenceGroup, groups: Iterable[SequenceGroup]) -> int:
-        """Blocks that are kept for others of `groups` which are back from a preemption."""
+        """Pages that are kept for others of `groups`."""
         return sum(self.promised(other) for other in groups if other is not group)
 
     def _count(self, admission: ComputeAdmission) -> None:
@@ -305,6 +342,8 @@ class Lifecycle:
             return None  # the beams that have drawn already would have nothing to compute
         if any(sequence.table.has_outgrown(sequence.num_tokens) for sequence in group.unfinished):
             return None  # other rotary factors make other KV
+        if not self.tiers.host.num_pages:
+            return None
         blocks = swapping.contents(group, self.block_size)
         if not blocks or not swapping.can_save(blocks, self.tiers):
             return None
@@ -327,7 +366,7 @@ class Lifecycle:
 
     def _release(self, sequences: list[Sequence]) -> None:
         """The one place where sequences give their blocks back."""
-        self.transfers.give_back(chain.from_iterable(seq.table.blocks for seq in sequences))
+        self.transfers.give_back(chain.from_iterable(seq.table.held.blocks for seq in sequences))
         for sequence in sequences:
             # As in the pool, the beginning is the last to become the least recently used.
             self.reuse.touch(reversed(sequence.table.sealed_hashes()))

@@ -165,12 +165,33 @@ class PrefillPlanner:
                     step.decoding = left
                 continue
             prefilling.remove(group)
+            for sequence in group.prefill:  # before the step reads any of it
+                self._lifecycle.forget(group, sequence)
             while group.prefill and (share := room.share(group)) > 0:
-                step.chunks.append(_next_chunk(group, share))
+                sequence = group.prefill[0]
+                wanted = min(share, sequence.num_uncomputed)
+                count = self._lifecycle.reach(group, sequence, wanted)
+                if not count:
+                    self._give_way(group, step, may_preempt=may_preempt)
+                    break
+                step.chunks.append(_chunk(group, sequence, count))
                 room.spend(step.chunks[-1])
         self._num_planned += room.num_spent
         step.is_preparing |= hashing.is_short or bool(self._lifecycle.tiers.incoming)
         return step
+
+    def _give_way(self, group: SequenceGroup, step: Prefill, *, may_preempt: bool) -> None:
+        """A running prompt finds no room to go on, as a reserve has taken what was left for it: it
+        waits anew, and fails where it runs alone.
+        """
+        if any(chunk.sequence in group.sequences for chunk in step.chunks):
+            return
+        if not may_preempt:
+            step.awaits_tokens = True
+        elif len(self._lifecycle.running) == 1:
+            step.failed += self._lifecycle.fail(group)
+        else:
+            self._lifecycle.preempt(group)
 
     def next_waiting(self, passed: set[str], allowance: HashAllowance) -> SequenceGroup | None:
         """The group to be admitted next, of tenants that are not `passed` over.
@@ -277,7 +298,7 @@ class PrefillPlanner:
     def _can_ever_fit(self, admission: Admission) -> bool:
         """Whether the group fits once everything that runs now, or is read, has ended."""
         pool = self._lifecycle.pool
-        if admission.num_blocks + self._pins.num_blocks + pool.num_reserved <= pool.num_blocks:
+        if admission.num_pages + self._pins.num_pages + pool.num_reserved <= pool.num_pages:
             return True
         released = [blocks for group in self._lifecycle.running.values() for blocks in group.blocks]
         released.append(self._lifecycle.tiers.incoming)
@@ -346,10 +367,8 @@ class PrefillPlanner:
         )
 
 
-def _next_chunk(group: SequenceGroup, budget: int) -> ScheduledChunk:
-    """Up to `budget` tokens of the first sequence of the group that is not computed."""
-    sequence = group.prefill[0]
-    count = min(budget, sequence.num_uncomputed)
+def _chunk(group: SequenceGroup, sequence: Sequence, count: int) -> ScheduledChunk:
+    """So many tokens of the first sequence of the group that is not computed."""
     start = sequence.compute(count)
     scored = group.scored(start, count)
     return ScheduledChunk(sequence, start, count, group.take_prefilled(), scored=scored)

@@ -131,7 +131,9 @@ class Results:
             return
         blocks = table.findable()
         limit = request.share.max_pinned_blocks
-        held = self._pins.would_hold(request.pin, request.tenant, blocks)
+        held = self._lifecycle.pool.in_blocks(
+            self._pins.would_hold(request.pin, request.tenant, blocks)
+        )
         if limit is None or held <= limit:
             self._pins.pin(request.pin, request.tenant, blocks)
         else:

@@ -68,8 +68,8 @@ class RollKeeper:
 
     def _places(self, cell: int) -> list[ChainPlace]:
         pool, slots = self._tiers.pool, self._tiers.host
-        books, index = (pool, cell) if cell < pool.num_blocks else (slots, cell - pool.num_blocks)
-        block_hash = books.hash_of(index) if index < books.num_blocks else None
+        books, index = (pool, cell) if cell < pool.num_pages else (slots, cell - pool.num_pages)
+        block_hash = books.hash_of(index) if index < books.num_pages else None
         return [] if block_hash is None else self._chains.places(block_hash)
 
     def note_end(self, group: SequenceGroup) -> None:
@@ -99,7 +99,9 @@ class RollKeeper:
         each = max(1, most // len(group.sequences))
         if group.request_id in self._running:
             lines = [blocks[:each] for blocks in group.blocks]
-            described = self._described(group, "running", max(map(len, group.blocks)))
+            described = self._described(
+                group, "running", max(len(one.table.blocks) for one in group.sequences)
+            )
             return self._with_lines(described, lines, Counter(chain.from_iterable(lines)))
         state: Literal["preempted", "waiting"] = "preempted" if group.was_preempted else "waiting"
         if group.saved is not None:
@@ -113,7 +115,7 @@ class RollKeeper:
 
     def _slots(self, group: SequenceGroup, saved: Saved, each: int) -> list[list[int]]:
         """The cells of what a swapped group has left in the host tier."""
-        first = self._tiers.pool.num_blocks
+        first = self._tiers.pool.num_pages
         return [
             [first + saved.slots[name] for name in saved.rows[one][:each] if name in saved.slots]
             for one in group.sequences
@@ -123,7 +125,7 @@ class RollKeeper:
         """With the cells where blocks with these hashes are found, as far as they all are."""
         blocks = self._tiers.pool.find(hashes[:most])
         slots = self._tiers.host.find(hashes[len(blocks) : most])
-        first = self._tiers.pool.num_blocks
+        first = self._tiers.pool.num_pages
         return self._with_lines(state, [blocks + [first + slot for slot in slots]], {})
 
     def _with_lines(
@@ -136,9 +138,9 @@ class RollKeeper:
 
     def _num_references(self, cell: int) -> int:
         pool, slots = self._tiers.pool, self._tiers.host
-        if cell < pool.num_blocks:
+        if cell < pool.num_pages:
             return pool.references[cell]
-        return slots.references[cell - pool.num_blocks]
+        return slots.references[cell - pool.num_pages]
 
     def _described(
         self,

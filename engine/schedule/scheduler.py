@@ -74,7 +74,7 @@ class Scheduler:
         self.pool = tiers.pool
         self.pins = Pins(tiers.pool)
         fairness = make_fairness(config, prices)
-        self.lifecycle = Lifecycle(tiers, recovery, fairness, prices, config.min_run_tokens)
+        self.lifecycle = Lifecycle(tiers, recovery, fairness, prices, config.min_run_tokens, budget)
         self.running = self.lifecycle.running
         """The groups that hold blocks, by their requests' ids."""
         self.accounts = self.lifecycle.accounts
@@ -129,7 +129,8 @@ class Scheduler:
         group.sequences = group.unfinished
         if group.sequences:
             self.accounts.open(request.tenant, request.share)
-            self.pool.reserve(request.tenant, request.share.reserved_blocks)
+            reserved = request.share.reserved_blocks * self.pool.block_pages
+            self.pool.reserve(request.tenant, reserved)
             self.lifecycle.enqueue(group)
         return ended
 
@@ -309,15 +310,13 @@ class Scheduler:
         `InvariantError` or `AssertionError`.
         """
         transfers, host = self.lifecycle.transfers, self.tiers.host
-        held = len(
-            self.pins.references.keys() | set(transfers.held_blocks) | set(self.tiers.incoming)
-        )
-        assert self.pool.num_in_use == held, "an idle engine holds blocks"
+        held = self.pins.references.keys() | set(transfers.held_blocks) | set(self.tiers.incoming)
+        assert self.pool.num_in_use == self.pool.count(held), "an idle engine holds blocks"
         assert host.num_in_use == len(set(transfers.held_slots)), "an idle engine holds slots"
         assert not self.accounts.waiting, "a tenant waits for nothing"
         assert not self.accounts.running, "a tenant runs nothing"
         first, end = self._num_checked, self._num_checked + _CHECKED_BLOCKS
-        self._num_checked = end if end < max(self.pool.num_blocks, host.num_blocks) else 0
+        self._num_checked = end if end < max(self.pool.num_pages, host.num_pages) else 0
         self.pool.check_some(first, end)
         host.check_some(first, end)
 

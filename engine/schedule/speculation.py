@@ -215,7 +215,7 @@ class Speculation:
         if needed <= 0:
             return count
         group = lifecycle.running[sequence.request_id]
-        if lifecycle.is_over_limit(group, needed) or not lifecycle.has_blocks(group, needed):
+        if lifecycle.is_over_limit(group, needed) or not lifecycle.has_pages(group, needed):
             return min(count, len(table.blocks) * lifecycle.block_size - num_tokens)
         lifecycle.extend(group, sequence, num_tokens + count)
         return count

@@ -131,7 +131,9 @@ def swap_admission(group: SequenceGroup, saved: Saved, tiers: Tiers) -> SwapAdmi
         else:
             num_forks += 1
     num_forks += len(written) - len(set(written))
-    return SwapAdmission(group, len(names) - len(found), num_forks, 0, saved, found)
+    return SwapAdmission(
+        group, len(names) - len(found), num_forks, len(found), 0, saved=saved, found=found
+    )
 
 
 def drop(group: SequenceGroup, tiers: Tiers) -> None:

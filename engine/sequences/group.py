@@ -7,7 +7,7 @@ from copy import copy
 from dataclasses import dataclass, field
 from itertools import takewhile
 
-from engine.api import BlockFate, EngineRequest, FinishReason
+from engine.api import BlockFate, EngineRequest, FinishReason, Kind
 from engine.blocks.table import BlockTable
 from engine.grammar.compiled import CompiledGrammar
 from engine.sequences.beam import BeamSearch, Candidate
@@ -156,15 +156,19 @@ class SequenceGroup:
         """Whether it is back from a preemption for so short that it is not preempted again."""
         return self.spared_output > 0 and self.num_output_tokens < self.spared_output
 
-    def room(self, num_held: int, output: int, block_size: int) -> int:
-        """Blocks beyond `num_held` that it may come to hold, if it generates up to `output`.
+    def room(self, output: int, kinds: Iterable[Kind], block_size: int) -> int:
+        """Pages that it may come to hold, if it generates up to `output`.
 
         Its sequences share the full blocks of the prompt, and no other for certain.
         """
         prompt = len(self.request.prompt)
         length = prompt + min(output, self.request.sampling.max_tokens)
         own = -(-length // block_size) - prompt // block_size
-        return max(0, prompt // block_size + self.width * own - num_held)
+        blocks = prompt // block_size + self.width * own
+        return sum(
+            kind.pages * min(blocks, self.width * kind.blocks_for(length, block_size))
+            for kind in kinds
+        )
 
     @property
     def num_unhashed(self) -> int:
@@ -184,7 +188,7 @@ class SequenceGroup:
     @property
     def blocks(self) -> list[list[int]]:
         """The blocks of each sequence."""
-        return [sequence.table.blocks for sequence in self.sequences]
+        return [sequence.table.held.blocks for sequence in self.sequences]
 
     def check(self) -> None:
         """Verify the counters of a running group. Raises `AssertionError`."""

@@ -70,12 +70,13 @@ class EngineCore:
         self.config = config
         self.info = info
         tiers = Tiers(
-            info.num_blocks,
+            info.num_pages or info.num_blocks,
             info.num_host_blocks,
             info.block_size,
             config.eviction,
             clock,
             None if config.kv_events is None else Changes(),
+            info.kinds,
         )
         recovery = SwapOrRecompute(config.recovery, costs)
         if drafter is None and config.speculation == "lookup":

@@ -31,16 +31,16 @@ def engine_stats(
         queue_seconds=scheduler.queue_seconds,
         prefill_tokens_per_s=scheduler.pace.tokens_per_second or 0.0,
         blocks_total=pool.num_blocks,
-        blocks_in_use=pool.num_in_use,
-        blocks_cached=pool.num_cached,
-        peak_blocks_in_use=pool.peak_in_use,
+        blocks_in_use=pool.in_blocks(pool.num_in_use),
+        blocks_cached=pool.in_blocks(pool.num_cached),
+        peak_blocks_in_use=pool.in_blocks(pool.peak_in_use),
         prompt_tokens=lifecycle.num_prompt_tokens,
         cached_tokens=lifecycle.num_cached_tokens,
         preemptions=lifecycle.num_preemptions,
         forks=lifecycle.num_forks,
         copied_blocks=lifecycle.num_copied_blocks,
-        blocks_pinned=scheduler.pins.num_blocks,
-        blocks_leased=pool.leases.num_blocks,
+        blocks_pinned=pool.in_blocks(scheduler.pins.num_pages),
+        blocks_leased=pool.in_blocks(pool.count(pool.leases.blocks)),
         lease_block_seconds=leases.block_seconds,
         leases_broken=leases.num_broken,
         leases_cut=leases.num_cut,
@@ -61,7 +61,7 @@ def engine_stats(
 
 def _tenant_stats(scheduler: Scheduler) -> dict[str, TenantStats]:
     pins, pool, leases = scheduler.pins, scheduler.pool, scheduler.pool.leases
-    pinned = {tenant: len(pins.blocks_of(tenant)) for tenant in pins.tenants}
+    pinned = {tenant: pool.count(pins.blocks_of(tenant)) for tenant in pins.tenants}
     stats = {}
     known = {account.tenant for account in scheduler.accounts.known()}
     for tenant in known.union(pinned, leases.tenants):
@@ -69,12 +69,14 @@ def _tenant_stats(scheduler: Scheduler) -> dict[str, TenantStats]:
         stats[tenant] = TenantStats(
             running=len(account.running),
             waiting=len(account.waiting),
-            blocks_held=len(account.held),
-            blocks_shared=sum(pool.references[one] > 1 for one in account.held),
-            blocks_cached=pool.num_cached_of(tenant),
-            blocks_pinned=pinned.get(tenant, 0),
+            blocks_held=pool.in_blocks(pool.count(account.held)),
+            blocks_shared=pool.in_blocks(
+                pool.count([one for one in account.held if pool.references[one] > 1])
+            ),
+            blocks_cached=pool.in_blocks(pool.num_cached_of(tenant)),
+            blocks_pinned=pool.in_blocks(pinned.get(tenant, 0)),
             served=account.served,
-            blocks_leased=len(leased.leases),
+            blocks_leased=pool.in_blocks(pool.count(leased.leases)),
             lease_block_seconds=leased.block_seconds,
             leases_broken=leased.num_broken,
             leases_cut=leased.num_cut,

@@ -15,16 +15,20 @@ import numpy as np
 from msgspec import structs
 
 from engine.api import (
+    EVERYTHING,
     NOTHING_CACHED,
     BeamParams,
     CachePolicy,
     EngineInfo,
     EngineRequest,
+    Kind,
     Namespaces,
     PromptLogprobs,
     SamplingParams,
 )
 from engine.blocks.eviction_policy import Eviction
+from engine.blocks.rows import HOLE
+from engine.blocks.table import BlockTable
 from engine.blocks.transfers import Transfers
 from engine.config import EngineConfig, Speculation
 from engine.disk.memory import Fetched, Landing
@@ -83,18 +87,31 @@ def expected_hypotheses(prompt: list[int], max_tokens: int, beam: BeamParams) ->
     return search.hypotheses
 
 
+Columns = list[tuple[Kind, list[int]]]
+"""Of the pages of a kind's blocks: the first of each block, the second, ..."""
+
+
 class Work(NamedTuple):
     """What a runner reads of a plan when it is launched; the rest is on the device."""
 
     transfers: Transfers
-    writes: list[tuple[Sequence, int, list[int], int, list[int]]]
+    writes: list[tuple[Sequence, int, list[int], int, list[int], Columns]]
     """Of each chunk: whose it is, where it starts, its known tokens and drafts, how many of them
-    come before the drafts, if it has some, and its blocks."""
-    draws: list[tuple[Sequence, Sequence, int, list[int], list[int]]]
+    come before the drafts, if it has some, those before it, and its pages."""
+    draws: list[tuple[Sequence, Sequence, int, list[int], Columns]]
     """Of each sampler: itself, whose row it draws from, behind how many tokens, its known tokens
-    and its blocks."""
-    scores: list[tuple[list[int], list[int]]]
-    """Of each scored position: the tokens up to the one behind it, and the blocks."""
+    and its pages."""
+    scores: list[tuple[list[int], Columns]]
+    """Of each scored position: the tokens up to the one behind it, and the pages."""
+
+
+def _columns(table: BlockTable) -> Columns:
+    pages = table.held._pool.pages
+    return [
+        (kind, [HOLE if block == HOLE else int(pages[block, page]) for block in row])
+        for kind, row in zip(table.held._pool.kinds, table.rows, strict=True)
+        for page in range(kind.pages)
+    ]
 
 
 def _views(rows: np.ndarray) -> list[memoryview]:
@@ -147,14 +164,15 @@ class SimulatedRunner:
             tokens = [*one.token_ids[chunk.start : end], *chunk.drafts]
             assert tokens or chunk.is_unknown
             count = chunk.count if chunk.drafts else 0
-            writes.append((one, chunk.start, tokens, count, one.table.blocks[:]))
+            before = one.token_ids[: chunk.start]
+            writes.append((one, chunk.start, tokens, count, before, _columns(one.table)))
             draws += [
                 (
                     draw.sequence,
                     one,
                     draw.num_tokens,
                     [*draw.sequence.token_ids, *draw.drafts],
-                    draw.sequence.table.blocks[:],
+                    _columns(draw.sequence.table),
                 )
                 for draw in chunk.draws
             ]
@@ -162,7 +180,7 @@ class SimulatedRunner:
             assert all(sampler.num_tokens == end for sampler in chunk.samplers)
             assert one.num_drawn == end - len(one.token_ids) or end < one.num_tokens
         scores = [
-            (chunk.sequence.token_ids[: position + 2], chunk.sequence.table.blocks[:])
+            (chunk.sequence.token_ids[: position + 2], _columns(chunk.sequence.table))
             for chunk in plan.chunks
             for position in chunk.scored
         ]
@@ -181,21 +199,27 @@ class SimulatedRunner:
         assert len(set(filled)) == len(filled), "two transfers into one block"
 
     def draw(self, work: Work) -> Sampled:
-        for sequence, start, tokens, _, blocks in work.writes:
+        for sequence, start, tokens, _, _, columns in work.writes:
             # A chunk without known tokens is the newest token, which the step before has drawn.
             for position, token in enumerate(tokens or [self._newest[sequence]], start):
-                self.memory[blocks[position // self.block_size], position % self.block_size] = token
+                index, offset = divmod(position, self.block_size)
+                for _, pages in columns:
+                    assert pages[index] != HOLE, "a token is written nowhere"
+                    self.memory[pages[index], offset] = token
+        for _, start, _, _, before, columns in work.writes:
+            self._look(before, start, columns)
         known = {
             sequence: range(start + (count or len(tokens)), start + len(tokens) + 1)
-            for sequence, start, tokens, count, _ in work.writes
+            for sequence, start, tokens, count, _, _ in work.writes
         }
         drawn: dict[Sequence, int] = {}
         tokens: list[int] = []
         listed: dict[int, list[Candidate]] = {}
-        for sampler, sequence, end, token_ids, blocks in work.draws:
-            history = self.memory[blocks].reshape(-1)[:end].tolist()
+        for sampler, sequence, end, token_ids, columns in work.draws:
             newest = [self._newest[sampler]] if len(token_ids) < end else []
-            assert history == token_ids + newest, "the KV memory shows other tokens"
+            history = token_ids + newest
+            # What equals the sequence before it computes nothing, and goes on behind that.
+            self._look(history, end - 1 if sampler is sequence else end, columns)
             rows = known[sequence]
             assert end - len(newest) in rows, "it draws from another one's row"
             beam = sampler.request.beam
@@ -205,11 +229,20 @@ class SimulatedRunner:
             drawn[sampler] = tokens[-1]
         self._newest = drawn
         scores: list[PromptLogprobs] = []
-        for known_ids, blocks in work.scores:
-            history = self.memory[blocks].reshape(-1)[: len(known_ids) - 1].tolist()
-            assert history == known_ids[:-1], "the KV memory shows other tokens"
+        for known_ids, columns in work.scores:
+            history = known_ids[:-1]
+            self._look(history, len(history) - 1, columns)
             scores.append(PromptLogprobs(-next_token(history), [], known_ids[-1]))
         return Sampled(tokens, [None] * len(tokens), listed, prompt_logprobs=scores)
+
+    def _look(self, history: list[int], position: int, columns: Columns) -> None:
+        """Layers of each kind see what they are to see at a position, as far as it is known."""
+        for kind, pages in columns:
+            for seen in range(kind.first_needed(position), len(history)):
+                index, offset = divmod(seen, self.block_size)
+                assert pages[index] != HOLE, "what is seen was given back"
+                is_seen = self.memory[pages[index], offset] == history[seen]
+                assert is_seen, "the KV memory shows other tokens"
 
 
 class LateRunner(SimulatedRunner):
@@ -295,8 +328,14 @@ def simulated_core(
     kept_bytes: int = 1 << 30,
     lease_share: float = 1.0,
     clock: Callable[[], float] = float,
+    kinds: tuple[Kind, ...] = (EVERYTHING,),
+    spare_pages: int = 0,
 ) -> EngineCore:
-    """An engine core around the simulated model; its steps come late if they are run ahead."""
+    """An engine core around the simulated model; its steps come late if they are run ahead.
+
+    There are `spare_pages` beyond those of the blocks.
+    """
+    num_pages = num_blocks * sum(kind.pages for kind in kinds) + spare_pages
     config = EngineConfig(
         model_path="simulated",
         block_size=block_size,
@@ -320,6 +359,8 @@ def simulated_core(
         dtype="int64",
         block_size=block_size,
         num_blocks=num_blocks,
+        num_pages=num_pages,
+        kinds=kinds,
         num_host_blocks=num_host_blocks,
         max_context_tokens=num_blocks * block_size,
         max_running_sequences=max_running_requests,
@@ -328,9 +369,7 @@ def simulated_core(
         hash_extras=b"simulated",
         rotary_switch=rotary_switch,
     )
-    runner = (LateRunner if runs_ahead else SimulatedRunner)(
-        num_blocks, block_size, num_host_blocks
-    )
+    runner = (LateRunner if runs_ahead else SimulatedRunner)(num_pages, block_size, num_host_blocks)
     return EngineCore(config, info, runner, costs, row_costs, drafter, clock=clock)
 
 

@@ -21,7 +21,7 @@ def test_an_array_follows_its_table_through_growth_copies_forks_and_new_admissio
         action = rng.random()
         if not tables[table]:
             tables[table] = rng.randint(1, 60)
-            table.admit(tables[table], [])
+            table.admit(tables[table], [[]])
         elif action < 0.1:
             table.release()
             tables[table] = 0

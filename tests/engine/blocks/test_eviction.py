@@ -153,7 +153,7 @@ def test_contents_that_were_forgotten_start_over() -> None:
 def served(pool: BlockPool, namespaces: Namespaces, tokens: list[int], owner: str) -> int:
     table = BlockTable(pool, 4, owner, namespaces, b"")
     hits = pool.find(table.prefix_hashes(tokens))
-    table.admit(len(tokens), hits)
+    table.admit(len(tokens), [hits])
     table.seal(tokens, len(tokens))
     table.release()
     pool.check()

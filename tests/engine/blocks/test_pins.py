@@ -196,7 +196,7 @@ def test_what_is_pinned_can_be_found_even_if_an_equal_block_was_evicted_meanwhil
     namespaces = make_request("r", PROMPT).namespaces
     first, second = (BlockTable(pool, 4, "a", namespaces, b"") for _ in range(2))
     for table in (first, second):
-        table.admit(8, [])
+        table.admit(8, [[]])
         table.seal(PROMPT[:8], 8)
     assert second.findable() == first.blocks, "equal blocks are found once"
     first.release()

@@ -20,7 +20,7 @@ from tests.effort import scaled
 from tests.engine.clock import Clock, with_clock
 from tests.engine.draft.guesses import Seer
 from tests.engine.run.test_steps import RunAheadMachine, prompt_that_goes_on, prompt_that_stops
-from tests.engine.schedule.test_any_order import SchedulerMachine
+from tests.engine.schedule.test_any_order import ManyKindsSchedulerMachine, SchedulerMachine
 from tests.engine.simulation import (
     EOS,
     LateRunner,
@@ -53,7 +53,15 @@ class DraftingAheadMachine(RunAheadMachine):
         return Seer(self.rng, self.rng.random())
 
 
+class DraftingManyKindsMachine(DraftingMachine):
+    """The same where layers forget, each kind in its own way."""
+
+    kinds = ManyKindsSchedulerMachine.kinds
+
+
 TestDraftingMachine = DraftingMachine.TestCase
+TestDraftingManyKindsMachine = DraftingManyKindsMachine.TestCase
+TestDraftingManyKindsMachine.settings = settings(max_examples=scaled(30), stateful_step_count=50)
 TestDraftingMachine.settings = settings(max_examples=scaled(60), stateful_step_count=50)
 TestDraftingAheadMachine = DraftingAheadMachine.TestCase
 TestDraftingAheadMachine.settings = settings(max_examples=scaled(60), stateful_step_count=50)

@@ -13,7 +13,11 @@ from engine.api import BeamParams, StepOutOfMemory
 from engine.sequences.plan import Sampled, StepPlan
 from engine.serve.core import EngineCore
 from tests.effort import scaled
-from tests.engine.schedule.test_any_order import FailingStep, SchedulerMachine
+from tests.engine.schedule.test_any_order import (
+    FailingStep,
+    ManyKindsSchedulerMachine,
+    SchedulerMachine,
+)
 from tests.engine.simulation import (
     EOS,
     LateRunner,
@@ -83,7 +87,15 @@ class RunAheadMachine(SchedulerMachine):
         runner.queue.clear()
 
 
+class RunAheadManyKindsMachine(RunAheadMachine):
+    """The same where layers forget, each kind in its own way."""
+
+    kinds = ManyKindsSchedulerMachine.kinds
+
+
 TestRunAheadMachine = RunAheadMachine.TestCase
+TestRunAheadManyKindsMachine = RunAheadManyKindsMachine.TestCase
+TestRunAheadManyKindsMachine.settings = settings(max_examples=scaled(30), stateful_step_count=50)
 TestRunAheadMachine.settings = settings(max_examples=scaled(80), stateful_step_count=50)
 
 

@@ -18,8 +18,10 @@ from hypothesis.stateful import (
 from msgspec import structs
 
 from engine.api import (
+    EVERYTHING,
     CachePolicy,
     EngineRequest,
+    Kind,
     PromptLogprobs,
     RequestRefused,
     StepOutOfMemory,
@@ -71,6 +73,8 @@ class SchedulerMachine(RuleBasedStateMachine):
     fairness: Literal["vtc", "fcfs"] = "vtc"
     eviction: Eviction = "arc"
     runs_ahead = False
+    kinds: tuple[Kind, ...] = (EVERYTHING,)
+    """Of the model's layers; only where there is one, of a page, blocks can go to the host."""
 
     def make_drafter(self) -> Drafter | None:
         return None
@@ -90,7 +94,9 @@ class SchedulerMachine(RuleBasedStateMachine):
             prefix_cache=self.prefix_cache,
             fairness=self.fairness,
             eviction=self.eviction,
-            num_host_blocks=self.rng.choice([0, 2, 10, 60]),
+            num_host_blocks=self.rng.choice([0, 2, 10, 60]) * (len(self.kinds) == 1),
+            kinds=self.kinds,
+            spare_pages=self.rng.randint(0, sum(kind.pages for kind in self.kinds) - 1),
             recovery=self.rng.choice(["auto", "swap", "recompute"]),
             min_run_tokens=self.rng.randint(1, 8),
             costs=CostModel(copy, copy, ComputeCost(1.0, 1.0, 0.0, budget, 1.0)),
@@ -247,7 +253,8 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.step()
             self.books_balance()
         assert self.ends.keys() == self.outputs.keys(), "a sequence never ended"
-        assert self.core.scheduler.pool.num_in_use == self.core.stats().blocks_pinned
+        scheduler = self.core.scheduler
+        assert scheduler.pool.num_in_use == scheduler.pins.num_pages
         for (name, index), output in self.outputs.items():
             request = self.requests[name]
             expected = expected_output(request.prompt, request.sampling.max_tokens, index)
@@ -306,6 +313,20 @@ class UncachedSchedulerMachine(SchedulerMachine):
     prefix_cache = False
 
 
+class WindowsSchedulerMachine(SchedulerMachine):
+    """Layers of which some see all, and some a window that ends within a block."""
+
+    kinds = (Kind(), Kind(window=7, pages=3))
+
+
+class ManyKindsSchedulerMachine(SchedulerMachine):
+    kinds = (Kind(pages=2), Kind(window=3), Kind(chunk=12, pages=2), Kind(window=17, pages=3))
+
+
+class WindowsAloneSchedulerMachine(SchedulerMachine):
+    kinds = (Kind(window=9, pages=2), Kind(chunk=7))
+
+
 class FirstComeSchedulerMachine(SchedulerMachine):
     fairness = "fcfs"
     eviction = "lru"
@@ -314,6 +335,14 @@ class FirstComeSchedulerMachine(SchedulerMachine):
 TestSchedulerMachine = SchedulerMachine.TestCase
 TestUncachedSchedulerMachine = UncachedSchedulerMachine.TestCase
 TestFirstComeSchedulerMachine = FirstComeSchedulerMachine.TestCase
+TestWindowsSchedulerMachine = WindowsSchedulerMachine.TestCase
+TestManyKindsSchedulerMachine = ManyKindsSchedulerMachine.TestCase
+TestWindowsAloneSchedulerMachine = WindowsAloneSchedulerMachine.TestCase
 TestSchedulerMachine.settings = settings(max_examples=scaled(60), stateful_step_count=50)
 TestUncachedSchedulerMachine.settings = settings(max_examples=scaled(30), stateful_step_count=50)
 TestFirstComeSchedulerMachine.settings = settings(max_examples=scaled(30), stateful_step_count=50)
+TestWindowsSchedulerMachine.settings = settings(max_examples=scaled(60), stateful_step_count=50)
+TestManyKindsSchedulerMachine.settings = settings(max_examples=scaled(40), stateful_step_count=50)
+TestWindowsAloneSchedulerMachine.settings = settings(
+    max_examples=scaled(40), stateful_step_count=50
+)

@@ -1,8 +1,8 @@
 """What layers must remember of a sequence: the kinds of blocks that hold their keys and values.
 
-Layers of a kind remember alike, and keep what they remember of a block's tokens together: in a block
-of that kind, which takes some pages of the memory that all kinds share. A kind says which tokens it
-still needs, and so what can be given back while a sequence runs, and what a hit needs.
+Layers of a kind remember alike, and keep what they remember of a block's tokens together: in a
+block of that kind, which takes some pages of the memory that all kinds share. A kind says which
+tokens it still needs, and so what can be given back while a sequence runs, and what a hit needs.
 """
 
 from __future__ import annotations
@@ -31,6 +31,20 @@ class Kind(msgspec.Struct, frozen=True):
         if self.window is not None:
             return max(0, num_tokens - self.window + 1)
         return 0 if self.chunk is None else num_tokens - num_tokens % self.chunk
+
+    def seen(self, num_tokens: int, block_size: int) -> range:
+        """The blocks of which the token behind the first `num_tokens` sees some, or is in."""
+        return range(self.first_needed(num_tokens) // block_size, -(-num_tokens // block_size))
+
+    def blocks_for(self, num_tokens: int, block_size: int, step: int = 0) -> int:
+        """How many blocks a sequence holds at most while its last `step` of `num_tokens` tokens are
+        computed, or have been: at the start of a step, what is behind is given back.
+        """
+        longest = self.window or self.chunk
+        most = -(-num_tokens // block_size)
+        if longest is None:
+            return most
+        return min(most, (longest + step + block_size - 3) // block_size + 1)
 
 
 EVERYTHING = Kind()

@@ -9,7 +9,7 @@ from hashlib import blake2b
 
 import pytest
 
-from engine.blocks.reuse import ReuseCurve
+from engine.schedule.reuse import ReuseCurve
 
 Access = tuple[str, list[bytes]]
 

@@ -1,0 +1,210 @@
+"""The blocks of one sequence by kind and index, as far as it holds them.
+
+Rows of kinds that see everything are whole. Those of kinds that forget (`engine.api.kinds`) begin
+with holes, where blocks were given back or have never been needed, and grow as the sequence is
+computed; beyond their end it may hold blocks for others that are to go on from there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from typing import Final
+
+from engine.api import Kind
+from engine.blocks.pool import BlockPool
+
+HOLE: Final = -1
+"""In place of a block."""
+
+
+class Rows:
+    """Owns one reference to each of its blocks, which it takes for `owner`."""
+
+    def __init__(self, pool: BlockPool, block_size: int, owner: str) -> None:
+        self._pool = pool
+        self._block_size = block_size
+        self._owner = owner
+        self._kinds = pool.kinds
+        self._is_whole = not any(kind.forgets for kind in pool.kinds) and len(pool.kinds) == 1
+        self._empty()
+
+    def _empty(self) -> None:
+        self.rows: list[list[int]] = [[] for _ in self._kinds]
+        """By kind. A list grows, and has its last block replaced; else it is replaced itself."""
+        self._ahead: list[dict[int, int]] = [{} for _ in self._kinds]
+        """By kind and index, what is held beyond the row's end."""
+        self._first = [0 for _ in self._kinds]
+        """By kind, the first block that was not given back."""
+
+    @property
+    def blocks(self) -> list[int]:
+        """All of them, in the order of each kind."""
+        if self._is_whole:
+            return self.rows[0]
+        rows = zip(self.rows, self._first, self._ahead, strict=True)
+        all_of_them = (one for row, first, ahead in rows for one in (*row[first:], *ahead.values()))
+        return [block for block in all_of_them if block != HOLE]
+
+    def admit(self, num_blocks: int, held: Sequence[list[int]], ahead: Sequence[range]) -> None:
+        """Take `num_blocks` of kinds that see everything; by kind `held` are the first ones.
+
+        Of kinds that forget only those of the indices `ahead` that lie behind `held`. `held` may
+        have holes, and come with a reference each, which are taken over.
+        """
+        assert not self.blocks
+        for number, (kind, row) in enumerate(zip(self._kinds, held, strict=True)):
+            wanted = range(num_blocks) if not kind.forgets else ahead[number]
+            indices = range(max(len(row), wanted.start), wanted.stop)
+            new = self._pool.allocate(len(indices), self._owner, number)
+            if kind.forgets:
+                self.rows[number] = list(row)
+                self._ahead[number] = dict(zip(indices, new, strict=True))
+                self._first[number] = next((i for i, b in enumerate(row) if b != HOLE), len(row))
+            else:
+                self.rows[number] = [*row, *new]
+
+    def fork(self, other: Rows) -> None:
+        """Share all blocks of `other`."""
+        self._pool.acquire(other.blocks)
+        self.rows = [list(row) for row in other.rows]
+        self._ahead = [dict(ahead) for ahead in other._ahead]
+        self._first = list(other._first)
+
+    def missing(self, num_blocks: int) -> int:
+        """Pages that it takes to hold so many blocks in each kind."""
+        kinds = zip(self._kinds, self.rows, self._ahead, strict=True)
+        return sum(
+            kind.pages * max(0, num_blocks - len(row) - sum(one < num_blocks for one in ahead))
+            for kind, row, ahead in kinds
+        )
+
+    def promised(self, num_tokens: int, step: int) -> int:
+        """Pages that it may come to hold until `num_tokens` are computed, `step` at a time, beyond
+        what it holds."""
+        pages = 0
+        parts = zip(self._kinds, self.rows, self._first, self._ahead, strict=True)
+        for kind, row, first, ahead in parts:
+            if kind.forgets:
+                left = max(0, -(-num_tokens // self._block_size) - len(row) - len(ahead))
+                most = kind.blocks_for(num_tokens, self._block_size, step)
+                pages += kind.pages * min(left, max(0, most - (len(row) - first)))
+        return pages
+
+    def first(self, wanted: Sequence[range]) -> list[list[int]]:
+        """By kind, the wanted blocks behind holes."""
+        return [
+            [HOLE] * indices.start + [row[one] if one < len(row) else ahead[one] for one in indices]
+            for indices, row, ahead in zip(wanted, self.rows, self._ahead, strict=True)
+        ]
+
+    def shared(self, index: int) -> Iterator[tuple[int, list[int]]]:
+        """The kinds of which others hold block number `index`, too, with their rows."""
+        for number, row in enumerate(self.rows):
+            if index < len(row) and self._pool.references[row[index]] > 1:
+                yield number, row
+
+    def needed(self, index: int) -> int:
+        """Pages that it takes to write to block number `index`, the last one or behind it."""
+        copied = sum(self._kinds[number].pages for number, _ in self.shared(index))
+        return copied + self.missing(index + 1)
+
+    def copy_on_write(self, index: int) -> list[tuple[int, int]]:
+        """Put blocks of its own in place of shared ones; returns (source, target) of each."""
+        copies: list[tuple[int, int]] = []
+        for number, row in list(self.shared(index)):
+            source = row[index]
+            (row[index],) = self._pool.allocate(1, self._owner, number)
+            self._pool.release([source])
+            copies.append((source, row[index]))
+        return copies
+
+    def grow(self, num_blocks: int) -> list[int]:
+        """Hold so many blocks in each kind; returns those that it took."""
+        taken: list[int] = []
+        for number, (row, ahead) in enumerate(zip(self.rows, self._ahead, strict=True)):
+            missing = max(0, num_blocks - len(row) - sum(index < num_blocks for index in ahead))
+            new = self._pool.allocate(missing, self._owner, number)
+            taken += new
+            if not ahead:
+                row += new
+                continue
+            others = iter(new)
+            for index in range(len(row), num_blocks):
+                row.append(ahead.pop(index) if index in ahead else next(others))
+        return taken
+
+    def shrink(self, num_blocks: int) -> list[int]:
+        """Give back the blocks behind so many; returns them."""
+        spare: list[int] = []
+        for number, row in enumerate(self.rows):
+            if len(row) > num_blocks:
+                spare += row[num_blocks:]
+                self.rows[number] = row[:num_blocks]
+        self._pool.release(spare)
+        return spare
+
+    def forgettable(self, num_computed: int) -> list[int]:
+        """What no layer of its kind sees any more behind `num_computed` tokens."""
+        rows = enumerate(self.rows)
+        blocks = (row[one] for number, row in rows for one in self._behind(number, num_computed))
+        return [block for block in blocks if block != HOLE]
+
+    def forget(self, num_computed: int, ends: Collection[int]) -> None:
+        """Give that back. What others would see who go on behind one of the `ends` stays like any
+        other block; the rest is the first to go where memory is needed.
+        """
+        for number, row in enumerate(self.rows):
+            behind = self._behind(number, num_computed)
+            if behind:
+                size, kind = self._block_size, self._kinds[number]
+                kept = {index for end in ends for index in kind.seen(end, size)}
+                held = [index for index in behind if row[index] != HOLE]
+                for is_passed in (True, False):
+                    blocks = [row[index] for index in held if (index not in kept) == is_passed]
+                    self._pool.release(blocks, passed=is_passed)
+                row[behind.start : behind.stop] = [HOLE] * len(behind)
+                self._first[number] = behind.stop
+
+    def release(self) -> None:
+        """Give every block back."""
+        self._pool.release(self.blocks)
+        self._empty()
+
+    def _behind(self, number: int, num_computed: int) -> range:
+        kind = self._kinds[number]
+        if not kind.forgets:
+            return range(0)
+        end = min(kind.first_needed(num_computed) // self._block_size, len(self.rows[number]))
+        return range(self._first[number], max(self._first[number], end))
+
+
+def longest(
+    pool: BlockPool, hashes: Sequence[bytes], num_before: int, block_size: int
+) -> tuple[list[list[int]], int]:
+    """By kind, the blocks from which a sequence can go on behind `num_before` that it shares.
+
+    They are as many as all kinds can serve: those that forget need the blocks of their window
+    alone, behind holes, and what of it is shared is taken for granted. Beside them how many blocks
+    the kinds that see everything have.
+    """
+    kinds = list(enumerate(pool.kinds))
+    found = {number: pool.find(hashes, number) for number, kind in kinds if not kind.forgets}
+    whole = count = min(map(len, found.values()), default=len(hashes))
+    forgetting = [(number, kind) for number, kind in kinds if kind.forgets]
+
+    def needed(kind: Kind, count: int) -> range:
+        seen = kind.seen((num_before + count) * block_size, block_size)
+        return range(max(0, seen.start - num_before), count)
+
+    def gap(number: int, kind: Kind, count: int) -> int:
+        window = reversed(needed(kind, count))
+        return next((one for one in window if not pool.find([hashes[one]], number)), -1)
+
+    while count and (last := max((gap(*one, count) for one in forgetting), default=-1)) >= 0:
+        count = last
+    rows = [found[number][:count] if number in found else list[int]() for number, _ in kinds]
+    for number, kind in forgetting:
+        window = needed(kind, count)
+        blocks = [pool.find([hashes[one]], number)[0] for one in window]
+        rows[number] = [HOLE] * window.start + blocks
+    return rows, whole if found else count
