@@ -34,6 +34,8 @@ def attend(
     scale: float,
     sliding_window: int | None,
     softcap: float | None,
+    chunk: int | None = None,
+    sinks: Tensor | None = None,
     output: Tensor | None = None,
 ) -> Tensor:
     """See `kernels.attention.attend`. Groups are left aside: they change no result.
@@ -49,10 +51,11 @@ def attend(
         while row < last:
             count = max(1, min(last - row, _MOST_SCORES // (query.shape[1] * context_len)))
             end = context_len - last + row + count  # behind the last key that the last row sees
-            begin = max(0, end - count + 1 - sliding_window) if sliding_window else 0
+            begin = _first_seen(end - count, sliding_window, chunk)
             keys, values = gather(kv, batch.block_tables[seq], begin, end)
             rows = slice(row, row + count)
-            output[rows] = _attend(query[rows], keys, values, scale, sliding_window, softcap)
+            visible = _visible(begin, end, count, sliding_window, chunk).to(kv.device)
+            output[rows] = _attend(query[rows], keys, values, visible, scale, softcap, sinks)
             row += count
     return output
 
@@ -73,12 +76,13 @@ def gather(kv: Tensor, block_table: Tensor, begin: int, end: int) -> tuple[Tenso
 
 
 def _attend(
-    query: Tensor,  # [rows, num_heads, head_dim]; the last row sees the last key
+    query: Tensor,  # [rows, num_heads, head_dim]
     keys: Tensor,  # [num_kv_heads, num_keys, head_dim]
     values: Tensor,
+    visible: Tensor,  # [rows, num_keys] bool
     scale: float,
-    sliding_window: int | None,
     softcap: float | None,
+    sinks: Tensor | None,
 ) -> Tensor:
     num_rows, (num_kv_heads, num_keys, _) = len(query), keys.shape
     wide = torch.promote_types(query.dtype, torch.float32)
@@ -88,16 +92,33 @@ def _attend(
     scores = stacked @ keys.to(wide).mT * scale
     if softcap is not None:
         scores = softcap * torch.tanh(scores / softcap)
-    hidden = ~_visible(num_rows, num_keys, sliding_window, query.device)
-    scores = scores.view(*shape[:3], num_keys).masked_fill_(hidden, float("-inf"))
-    attended = scores.softmax(dim=-1).flatten(1, 2) @ values.to(wide)
+    scores = scores.view(*shape[:3], num_keys).masked_fill_(~visible, float("-inf"))
+    if sinks is not None:
+        beside = sinks.to(wide).view(num_kv_heads, -1, 1, 1).expand(*scores.shape[:3], 1)
+        scores = torch.cat((scores, beside), dim=-1)
+    weights = scores.softmax(dim=-1)[..., :num_keys]
+    attended = weights.flatten(1, 2) @ values.to(wide)
     return attended.view(shape).flatten(0, 1).transpose(0, 1).to(query.dtype)
 
 
+def _first_seen(position: int, sliding_window: int | None, chunk: int | None) -> int:
+    """The first key that a query sees."""
+    oldest = position - sliding_window + 1 if sliding_window else 0
+    return max(0, oldest, position - position % chunk if chunk else 0)
+
+
 def _visible(
-    num_rows: int, num_keys: int, sliding_window: int | None, device: torch.device
+    begin: int, end: int, num_rows: int, sliding_window: int | None, chunk: int | None
 ) -> Tensor:
-    """[num_rows, num_keys] bool; the last row sees the last key."""
-    last = num_keys - num_rows  # the last key that row 0 sees
-    visible = torch.ones(num_rows, num_keys, dtype=torch.bool, device=device).tril_(last)
-    return visible if sliding_window is None else visible.triu_(last - sliding_window + 1)
+    """Of the keys `begin` up to `end`, which each row sees: [num_rows, num_keys] bool.
+
+    The last row sees the last key.
+    """
+    last = end - num_rows - begin  # the last key that row 0 sees
+    visible = torch.ones(num_rows, end - begin, dtype=torch.bool).tril_(last)
+    if sliding_window is not None:
+        visible.triu_(last - sliding_window + 1)
+    if chunk is not None:
+        chunks = torch.arange(begin, end) // chunk
+        visible &= chunks == chunks[-num_rows:, None]
+    return visible

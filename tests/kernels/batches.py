@@ -15,6 +15,11 @@ from kernels.types import AttentionBatch
 EVERY_RUN = GroupingRule()
 
 
+def drawn_sinks(num_heads: int) -> Tensor:
+    """Of every size: some outweigh all keys, others none."""
+    return torch.randn(num_heads, generator=torch.Generator().manual_seed(num_heads)) * 4
+
+
 @dataclass(frozen=True)
 class Paged:
     """One layer of a three-layer KV memory with the batch that reads it."""
@@ -38,6 +43,13 @@ class Paged:
         """The same batch over codes of 8 bits, whose scale is NaN in every slot nobody may read."""
         rows = quantize(self.kv, torch.int8)
         return replace(self, kv=torch.stack([torch.zeros_like(rows), rows], dim=1)[:, 1])
+
+    def poisoned(self, seq: int, first_seen: int) -> Paged:
+        """The same with NaN in all blocks of a sequence in front of a key's."""
+        kv = self.kv.clone()
+        blocks = self.batch.block_tables[seq, : first_seen // kv.shape[3]].long()
+        kv[blocks] = torch.nan
+        return replace(self, kv=kv)
 
     def only(self, seq: int) -> Paged:
         """The same memory with one sequence of the batch."""

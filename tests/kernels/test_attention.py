@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import pytest
 import torch
@@ -17,7 +18,7 @@ from kernels.attention import attend, write_kv
 from kernels.backends import Backend
 from kernels.native import library
 from tests.effort import scaled
-from tests.kernels.batches import Paged, paged
+from tests.kernels.batches import Paged, drawn_sinks, paged
 
 TOLERANCE = {torch.float32: 4e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3}
 """Of outputs around 1: some fp32 roundings, or one rounding of the result to its own type."""
@@ -46,6 +47,8 @@ def run(
     sliding_window: int | None = None,
     softcap: float | None = None,
     scale: float | None = None,
+    chunk: int | None = None,
+    sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
     return attend(
         example.query,
@@ -54,6 +57,8 @@ def run(
         scale=scale or example.query.shape[-1] ** -0.5,
         sliding_window=sliding_window,
         softcap=softcap,
+        chunk=chunk,
+        sinks=sinks,
         backend=backend,
     )
 
@@ -65,18 +70,13 @@ def assert_right(
     softcap: float | None = None,
     scale: float | None = None,
     tolerance: float | None = None,
+    chunk: int | None = None,
+    sinks: torch.Tensor | None = None,
 ) -> None:
-    actual = run(backend, example, sliding_window, softcap, scale)
+    actual = run(backend, example, sliding_window, softcap, scale, chunk, sinks)
     assert actual.dtype == example.query.dtype
-    expected = attend(
-        example.query.double(),
-        example.kv,
-        example.batch,
-        scale=scale or example.query.shape[-1] ** -0.5,
-        sliding_window=sliding_window,
-        softcap=softcap,
-        backend="reference",
-    )
+    wide = replace(example, query=example.query.double())
+    expected = run("reference", wide, sliding_window, softcap, scale, chunk, sinks)
     tolerance = tolerance or TOLERANCE[example.query.dtype]
     torch.testing.assert_close(actual.double(), expected, rtol=tolerance, atol=tolerance)
 
@@ -94,6 +94,8 @@ sequences = st.integers(1, 60).flatmap(lambda n: st.tuples(st.just(n), st.intege
     dtype=st.sampled_from(list(TOLERANCE)),
     sliding_window=st.none() | st.integers(1, 70),
     softcap=st.none() | st.floats(0.5, 50),
+    chunk=st.none() | st.integers(1, 70),
+    with_sinks=st.booleans(),
     seed=st.integers(0, 1000),
 )
 def test_any_batch_agrees_with_the_reference(
@@ -105,11 +107,13 @@ def test_any_batch_agrees_with_the_reference(
     dtype: torch.dtype,
     sliding_window: int | None,
     softcap: float | None,
+    chunk: int | None,
+    with_sinks: bool,
     seed: int,
 ) -> None:
-    assert_right(
-        backend, paged(seqs, *heads, head_dim, block_size, dtype, seed), sliding_window, softcap
-    )
+    example = paged(seqs, *heads, head_dim, block_size, dtype, seed)
+    sinks = drawn_sinks(heads[0]) if with_sinks else None
+    assert_right(backend, example, sliding_window, softcap, chunk=chunk, sinks=sinks)
 
 
 @on_every_backend
@@ -120,7 +124,33 @@ def test_contexts_of_several_splits_agree_with_the_reference(
 ) -> None:
     edges = [(SPLIT * n + extra, 1) for n in (1, 2) for extra in (-1, 0, 1)]
     runs = [(SPLIT + 2, 5), (700, 16), (600, 60)]
-    assert_right(backend, paged(edges + runs, dtype=dtype), sliding_window)
+    example = paged(edges + runs, dtype=dtype)
+    assert_right(backend, example, sliding_window)
+    assert_right(backend, example, sliding_window, sinks=drawn_sinks(6))
+
+
+@on_every_backend
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("chunk", [30, SPLIT, 300])
+def test_chunks_over_several_splits_agree_with_the_reference(
+    backend: Backend, dtype: torch.dtype, chunk: int
+) -> None:
+    edges = [(chunk * n + extra, 1) for n in (1, 2) for extra in (-1, 0, 1)]
+    runs = [(chunk + 2, 5), (700, 16), (600, 60), (610, 610)]
+    example = paged(edges + runs, dtype=dtype)
+    assert_right(backend, example, chunk=chunk)
+    assert_right(backend, example, 40, 5.0, chunk=chunk, sinks=drawn_sinks(6))
+
+
+@on_every_backend
+@pytest.mark.parametrize("size", [-200.0, 200.0])
+def test_a_sink_far_from_the_scores_takes_nothing_or_all(backend: Backend, size: float) -> None:
+    example = paged(MIXED)
+    found = run(backend, example, sinks=torch.full((6,), size))
+    if size > 0:
+        assert found.abs().max() < 1e-30
+    else:
+        assert torch.equal(found, run(backend, example))
 
 
 @on_every_backend
@@ -161,8 +191,36 @@ def test_a_chunk_agrees_with_its_queries_one_by_one(backend: Backend) -> None:
 def test_decode_reads_nothing_older_than_its_window(backend: Backend) -> None:
     example = paged([(100, 1)], block_size=16)
     expected = run(backend, example, sliding_window=20)
-    example.kv[example.batch.block_tables[0, :5].long()] = torch.nan  # positions 0 to 79
-    assert torch.equal(run(backend, example, sliding_window=20), expected)
+    assert torch.equal(run(backend, example.poisoned(0, 80), sliding_window=20), expected)
+
+
+LOCAL = [
+    ({"sliding_window": 17}, lambda position: position - 16),
+    ({"chunk": 37}, lambda position: position // 37 * 37),
+    ({"chunk": 300}, lambda position: position // 300 * 300),
+    ({"sliding_window": 18, "chunk": 300}, lambda position: position - 17),
+]
+"""Options, and the first key that a query sees which is so far on."""
+
+
+@on_every_backend
+@pytest.mark.parametrize("batch_invariant", [False, True])
+@pytest.mark.parametrize(("context", "count"), [(500, 1), (500, 40), (600, 9), (330, 12)])
+@pytest.mark.parametrize(("block_size", "head_dim"), [(1, 64), (8, 33), (16, 64)])
+def test_nothing_is_read_in_front_of_a_window_or_chunk(
+    backend: Backend,
+    batch_invariant: bool,
+    context: int,
+    count: int,
+    block_size: int,
+    head_dim: int,
+) -> None:
+    example = paged([(context, count)], head_dim=head_dim, block_size=block_size)
+    example = replace(example, batch=replace(example.batch, batch_invariant=batch_invariant))
+    for options, first_seen in LOCAL:
+        expected = run(backend, example, **options)
+        poisoned = example.poisoned(0, first_seen(context - count))
+        assert torch.equal(run(backend, poisoned, **options), expected), options
 
 
 @on_every_backend

@@ -8,11 +8,16 @@ import pytest
 import torch
 
 from kernels.attention import attend, write_kv
-from tests.kernels.batches import Paged, paged
+from tests.kernels.batches import Paged, drawn_sinks, paged
 
 
 def written_out(
-    example: Paged, scale: float, sliding_window: int | None, softcap: float | None
+    example: Paged,
+    scale: float,
+    sliding_window: int | None,
+    softcap: float | None,
+    chunk: int | None,
+    sinks: torch.Tensor | None,
 ) -> torch.Tensor:
     """Attention of every query and head as the sum that defines it."""
     output = torch.zeros(example.query.shape, dtype=torch.float64)
@@ -30,6 +35,8 @@ def written_out(
                 for key in range(position + 1):
                     if sliding_window is not None and position - key >= sliding_window:
                         continue
+                    if chunk is not None and key // chunk != position // chunk:
+                        continue
                     slot = kv[table[key // block_size], :, kv_head, key % block_size]
                     score = float(query @ slot[0]) * scale
                     if softcap is not None:
@@ -37,16 +44,20 @@ def written_out(
                     weights.append(math.exp(score))
                     values.append(slot[1])
                 total = torch.tensor(weights, dtype=torch.float64)
-                output[token, head] = total @ torch.stack(values) / total.sum()
+                beside = 0.0 if sinks is None else math.exp(float(sinks[head]))
+                output[token, head] = total @ torch.stack(values) / (total.sum() + beside)
     return output
 
 
 @pytest.mark.parametrize("sliding_window", [None, 1, 5])
 @pytest.mark.parametrize("softcap", [None, 2.0])
+@pytest.mark.parametrize("chunk", [None, 1, 4])
+@pytest.mark.parametrize("with_sinks", [False, True])
 def test_equals_the_sum_that_defines_attention(
-    sliding_window: int | None, softcap: float | None
+    sliding_window: int | None, softcap: float | None, chunk: int | None, with_sinks: bool
 ) -> None:
     example = paged([(7, 1), (9, 4), (3, 3)], num_heads=4, head_dim=8, block_size=4)
+    sinks = drawn_sinks(4) if with_sinks else None
     actual = attend(
         example.query,
         example.kv,
@@ -54,9 +65,11 @@ def test_equals_the_sum_that_defines_attention(
         scale=0.4,
         sliding_window=sliding_window,
         softcap=softcap,
+        chunk=chunk,
+        sinks=sinks,
         backend="reference",
     )
-    expected = written_out(example, 0.4, sliding_window, softcap)
+    expected = written_out(example, 0.4, sliding_window, softcap, chunk, sinks)
     torch.testing.assert_close(actual.double(), expected, rtol=1e-6, atol=1e-6)
 
 

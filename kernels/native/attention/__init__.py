@@ -13,7 +13,7 @@ from kernels.native import library
 from kernels.native.library import TYPES, pointer
 from kernels.types import AttentionBatch, AttentionShape, PrefixGroups
 
-_CALL = Struct("=11q17q2d")
+_CALL = Struct("=12q18q2d")
 """`pw_attention` of `attention.h`, field by field."""
 
 _WRITE = Struct("=4q4q4q6q")
@@ -55,6 +55,8 @@ def attend(
     scale: float,
     sliding_window: int | None,
     softcap: float | None,
+    chunk: int | None = None,
+    sinks: Tensor | None = None,
     output: Tensor | None = None,
 ) -> Tensor:
     """See `kernels.attention.attend`. Raises `MemoryError` without memory for partial results."""
@@ -62,8 +64,9 @@ def attend(
     if output is None:
         output = torch.empty(query.shape, dtype=query.dtype)
     places = (query.data_ptr(), output.data_ptr(), query.stride(0), query.stride(1))
-    call = pack_call(places, query.shape[1], query.dtype, kv, batch, scale, sliding_window, softcap)
-    if _attend(call) != 0:
+    heads, dtype = query.shape[1], query.dtype
+    options = scale, sliding_window, softcap, chunk, sinks
+    if _attend(pack_call(places, heads, dtype, kv, batch, *options)) != 0:
         raise MemoryError("no memory for the partial results of attention")
     return output
 
@@ -77,6 +80,8 @@ def pack_call(
     scale: float,
     sliding_window: int | None,
     softcap: float | None,
+    chunk: int | None = None,
+    sinks: Tensor | None = None,
 ) -> bytes:
     """A `pw_attention`, with pointers to tensors that must outlive it.
 
@@ -93,7 +98,7 @@ def pack_call(
         batch.block_tables.data_ptr(),
         batch.query_starts.data_ptr(),
         batch.context_lens.data_ptr(),
-        *map(pointer, _tensors(groups)),
+        *map(pointer, (*_tensors(groups), sinks)),
         query_token,
         query_head,
         *kv.stride()[:4],
@@ -105,6 +110,7 @@ def pack_call(
         head_size(kv),
         kv.shape[3],
         sliding_window or 0,
+        chunk or 0,
         TYPES[dtype],
         holds_codes(kv, dtype),
         batch.batch_invariant,

@@ -4,7 +4,6 @@
  * logarithms of their sums. */
 #include "attention.h"
 
-#include <math.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
@@ -61,9 +60,10 @@ static void merge_splits(const task_context *task, const pw_item *item, const pw
         pointers[split] = first->sums + place * call->head_dim;
         statistics[split] = first->statistics + place * 2;
     }
-    const int64_t place = pw_row_token(item, row) * call->num_heads + pw_row_head(item, row);
+    const int64_t head = pw_row_head(item, row);
+    const int64_t place = pw_row_token(item, row) * call->num_heads + head;
     char *output = (char *)call->output + place * call->head_dim * pw_size(call->type);
-    task->code->merge[call->type](call, pointers, statistics, count, output);
+    task->code->merge[call->type](call, pointers, statistics, count, pw_sink(call, head), output);
 }
 
 /* Attend to many rows split by split, and merge: the bits of splits that are items of their own,
@@ -204,7 +204,8 @@ static void merge_part(void *context, int part, int num_parts) {
         for (int64_t query = 0; query < end - start; query++) {
             for (int64_t head = 0; head < call->num_heads; head++, output += row_bytes) {
                 const int64_t count = find_partials(plan, seq, query, head, sums, statistics);
-                task->code->merge[call->type](call, sums, statistics, count, output);
+                const float sink = pw_sink(call, head);
+                task->code->merge[call->type](call, sums, statistics, count, sink, output);
             }
         }
     }

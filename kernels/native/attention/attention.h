@@ -2,6 +2,7 @@
 #ifndef PW_ATTENTION_H
 #define PW_ATTENTION_H
 
+#include <math.h>
 #include <stdbool.h>
 
 #include "processor/cpu.h"
@@ -19,12 +20,14 @@ typedef struct {
     const int32_t *member_starts;
     const int32_t *members;
     const int32_t *private_starts;
+    const float *sinks; /* [num_heads], or NULL: scores in each softmax's sum that have no value */
     int64_t query_token, query_head;
     int64_t kv_block, kv_value, kv_head, kv_token;
     int64_t table_row;
     int64_t num_seqs, num_groups;
     int64_t num_heads, num_kv_heads, head_dim, block_size;
     int64_t window; /* 0 for none */
+    int64_t chunk;  /* the same */
     int64_t type;   /* pw_type of query, output and kv */
     int64_t is_quantized; /* kv: head_dim codes, then their scale, a row; see kernels/kv_format.py */
     int64_t is_invariant; /* a row's result has the same bits whatever else the call computes: rows
@@ -75,11 +78,34 @@ typedef struct pw_item {
     const pw_run *run;
     int64_t head; /* of KV */
     int64_t begin, end;
+    int64_t oldest; /* the first key that a row sees: those before it have no weight, and are not read */
     int64_t row, num_rows;
     float *sums;       /* [num_rows, head_dim], or NULL: store the result */
     float *statistics; /* [num_rows, 2]: highest score, sum of weights */
     const struct pw_item *next; /* what this thread attends to then, or NULL */
 } pw_item;
+
+/* Whether there are keys that later queries do not see. */
+static inline bool pw_is_local(const pw_attention *call) {
+    return call->window > 0 || call->chunk > 0;
+}
+
+/* The first key that a query sees. */
+static inline int64_t pw_first_seen(const pw_attention *call, int64_t position) {
+    int64_t first = 0;
+    if (call->window > 0 && position >= call->window) {
+        first = position - call->window + 1;
+    }
+    if (call->chunk > 0 && position - position % call->chunk > first) {
+        first = position - position % call->chunk;
+    }
+    return first;
+}
+
+/* The score of a head's sink; what weighs nothing, if there is none. */
+static inline float pw_sink(const pw_attention *call, int64_t head) {
+    return call->sinks ? call->sinks[head] : -INFINITY;
+}
 
 /* Query heads that share a KV head. */
 static inline int64_t pw_group(const pw_attention *call) {
@@ -109,9 +135,9 @@ static inline int64_t pw_scratch(const pw_attention *call, pw_tiles tiles) {
 /* The code for one instruction set. */
 typedef struct {
     void (*attend[PW_NUM_TYPES])(const pw_item *item, float *scratch);
-    /* Combine the partial results of one row by their statistics, and store it. */
+    /* Combine the partial results of one row by their statistics, and its head's sink, and store it. */
     void (*merge[PW_NUM_TYPES])(const pw_attention *call, const float *const *sums,
-                                float *const *statistics, int64_t count, void *output);
+                                float *const *statistics, int64_t count, float sink, void *output);
 } pw_attention_code;
 
 extern const pw_attention_code pw_attention_plain, pw_attention_avx2, pw_attention_avx512,

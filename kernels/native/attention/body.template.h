@@ -59,10 +59,12 @@ static inline void look_ahead(int64_t *offsets, int64_t num_keys, int64_t shift)
     }
 }
 
-/* Where each key lies, in elements from the start of the KV memory. */
+/* Where each key lies, in elements from the start of the KV memory; for those that nobody sees, where
+ * the first one lies that somebody does. */
 static inline void key_offsets(const pw_item *item, int64_t begin, int64_t end, int64_t *offsets) {
     const pw_attention *call = item->call;
-    int64_t position = begin;
+    const int64_t seen = begin < item->oldest ? item->oldest : begin;
+    int64_t position = seen;
     while (position < end) {
         const int64_t block = position / call->block_size, first = block * call->block_size;
         const int64_t stop = first + call->block_size < end ? first + call->block_size : end;
@@ -71,6 +73,9 @@ static inline void key_offsets(const pw_item *item, int64_t begin, int64_t end, 
         for (; position < stop; position++, offset += call->kv_token) {
             offsets[position - begin] = offset;
         }
+    }
+    for (int64_t key = 0; key < seen - begin; key++) {
+        offsets[key] = offsets[seen - begin];
     }
     look_ahead(offsets, end - begin, 0);
 }
@@ -105,10 +110,8 @@ static inline vf form_scores(const pw_attention *call, vf products) {
  * go on from what they are; returns the factor by which sums of earlier weights shrink. */
 static float weigh_row(const pw_attention *call, float *scores, int64_t begin, int64_t num_keys,
                        int64_t position, float *statistics) {
-    int64_t first = 0, last = position + 1 - begin;
-    if (call->window > 0 && position - call->window + 1 > begin) {
-        first = position - call->window + 1 - begin;
-    }
+    const int64_t first = pw_first_seen(call, position) - begin;
+    int64_t last = position + 1 - begin;
     last = last < num_keys ? last : num_keys;
     const int64_t padded = (num_keys + LANES - 1) / LANES * LANES;
     for (int64_t key = 0; key < padded; key += LANES) {
@@ -173,12 +176,13 @@ static inline bool is_few(const pw_item *item) {
     return few && item->end - item->begin <= PW_SPLIT;
 }
 
-/* The weight of each part, in statistics[part][1]; returns their total. */
-static float merge_weights(float *const *statistics, int64_t count) {
-    float highest = -INFINITY, total = 0.0f;
+/* The weight of each part, in statistics[part][1]; returns their total, with the sink's. */
+static float merge_weights(float *const *statistics, int64_t count, float sink) {
+    float highest = sink;
     for (int64_t part = 0; part < count; part++) {
         highest = fmaxf(highest, statistics[part][0]);
     }
+    float total = sink > -INFINITY ? expf(sink - highest) : 0.0f;
     for (int64_t part = 0; part < count; part++) {
         const float weight = expf(statistics[part][0] - highest);
         total += weight * statistics[part][1];

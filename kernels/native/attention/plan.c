@@ -19,8 +19,7 @@ static int64_t whole_lines(int64_t floats) { return pw_ceiling(floats, 16) * 16;
 
 /* Cut up a run whose keys and queries are set. */
 static void cut_run(const pw_attention *call, pw_run *run, bool split) {
-    const int64_t oldest = run->first_position - call->window + 1;
-    const int64_t begin = call->window > 0 ? pw_most(run->begin, oldest) : run->begin;
+    const int64_t begin = pw_most(run->begin, pw_first_seen(call, run->first_position));
     run->split = split ? PW_SPLIT : pw_most(run->end, 1);
     run->first_split = begin / run->split;
     run->num_splits = begin < run->end ? pw_ceiling(run->end, run->split) - run->first_split : 0;
@@ -47,7 +46,7 @@ static void cut_rows(const pw_attention *call, pw_tiles tiles, pw_run *runs, int
 /* The runs of groups, then one for each sequence; returns how many. */
 static int64_t make_runs(const pw_attention *call, pw_tiles tiles, pw_run *runs) {
     const int64_t group = pw_group(call);
-    const int64_t num_groups = call->window > 0 ? 0 : call->num_groups;
+    const int64_t num_groups = pw_is_local(call) ? 0 : call->num_groups;
     int64_t count = 0;
     for (int64_t g = 0; g < num_groups; g++) {
         const int32_t *members = call->members + call->member_starts[g];
@@ -137,12 +136,11 @@ static pw_item item_of(const pw_attention *call, const pw_run *run, int64_t inde
     item.row = index % run->row_blocks * run->block_rows;
     item.num_rows = pw_least(run->block_rows, run->num_rows - item.row);
     const int64_t split = run->first_split + index / run->row_blocks;
-    const int64_t oldest = run->first_position + item.row / group - call->window + 1;
+    item.oldest = pw_first_seen(call, run->first_position + item.row / group);
     const int64_t newest = run->first_position + (item.row + item.num_rows - 1) / group;
     item.begin = pw_most(run->begin, split * run->split);
-    if (call->window > 0) {
-        item.begin = pw_most(item.begin, call->is_invariant ? oldest / PW_SPLIT * PW_SPLIT : oldest);
-    }
+    item.begin = pw_most(item.begin, call->is_invariant ? item.oldest / PW_SPLIT * PW_SPLIT
+                                                        : item.oldest);
     item.end = pw_least(pw_least(run->end, (split + 1) * run->split), newest + 1);
     item.end = pw_most(item.end, item.begin); /* a split that these rows do not reach */
     return item;

@@ -37,7 +37,29 @@ static inline const ELEMENT *TYPED(query_row)(const pw_item *item, int64_t row) 
            pw_row_head(item, row) * call->query_head;
 }
 
-/* Hand a row's sums on: as they are, or divided by their weights as the final result. */
+static void TYPED(merge)(const pw_attention *call, const float *const *sums,
+                         float *const *statistics, int64_t count, float sink, void *output) {
+    const int64_t dim = call->head_dim;
+    const float total = merge_weights(statistics, count, sink);
+    for (int64_t i = 0; i < dim; i += LANES) {
+        const int lanes = dim - i < LANES ? (int)(dim - i) : LANES;
+        vf sum = v_set(0.0f);
+        for (int64_t part = 0; part < count; part++) {
+            const float *source = sums[part] + i;
+            const vf loaded = lanes == LANES ? v_load_f32(source) : v_load_end_f32(source, lanes);
+            sum = v_fma(v_set(statistics[part][1]), loaded, sum);
+        }
+        sum = v_mul(sum, v_set(1.0f / total));
+        if (lanes == LANES) {
+            STORE((ELEMENT *)output + i, sum);
+        } else {
+            STORE_END((ELEMENT *)output + i, sum, lanes);
+        }
+    }
+}
+
+/* Hand a row's sums on: as they are, or divided by their weights as the final result. A sink is merged
+ * as with several parts, for the same bits. */
 static inline void TYPED(finish)(const pw_item *item, int64_t row, const float *sums, float highest,
                                  float total) {
     const pw_attention *call = item->call;
@@ -47,8 +69,14 @@ static inline void TYPED(finish)(const pw_item *item, int64_t row, const float *
         item->statistics[2 * row + 1] = total;
         return;
     }
-    const int64_t place = pw_row_token(item, row) * call->num_heads + pw_row_head(item, row);
+    const int64_t head = pw_row_head(item, row);
+    const int64_t place = pw_row_token(item, row) * call->num_heads + head;
     ELEMENT *output = (ELEMENT *)call->output + place * call->head_dim;
+    if (call->sinks) {
+        float statistics[] = {highest, total}, *only = statistics;
+        TYPED(merge)(call, &sums, &only, 1, pw_sink(call, head), output);
+        return;
+    }
     TYPED(narrow)(sums, 1.0f / total, output, call->head_dim);
 }
 
@@ -99,27 +127,6 @@ static void TYPED(attend_few)(const pw_item *item, float *scratch) {
         for (int row = 0; row < rows; row++) {
             TYPED(finish)(item, first + row, sums + row * dim, statistics[row][0],
                           statistics[row][1]);
-        }
-    }
-}
-
-static void TYPED(merge)(const pw_attention *call, const float *const *sums,
-                         float *const *statistics, int64_t count, void *output) {
-    const int64_t dim = call->head_dim;
-    const float total = merge_weights(statistics, count);
-    for (int64_t i = 0; i < dim; i += LANES) {
-        const int lanes = dim - i < LANES ? (int)(dim - i) : LANES;
-        vf sum = v_set(0.0f);
-        for (int64_t part = 0; part < count; part++) {
-            const float *source = sums[part] + i;
-            const vf loaded = lanes == LANES ? v_load_f32(source) : v_load_end_f32(source, lanes);
-            sum = v_fma(v_set(statistics[part][1]), loaded, sum);
-        }
-        sum = v_mul(sum, v_set(1.0f / total));
-        if (lanes == LANES) {
-            STORE((ELEMENT *)output + i, sum);
-        } else {
-            STORE_END((ELEMENT *)output + i, sum, lanes);
         }
     }
 }

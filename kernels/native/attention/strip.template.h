@@ -115,12 +115,11 @@ PW_INLINE float weigh(float *scores, seen_columns seen, int64_t columns, vf scal
 static inline seen_columns find_seen(const pw_item *item, const key_tile *tile, int64_t row,
                                      int64_t first) {
     const pw_attention *call = item->call;
-    const int64_t group = pw_group(call);
-    const int64_t window = call->window > 0 ? call->window : INT32_MAX;
-    const int64_t position = item->run->first_position - tile->begin + (item->row + row) / group;
-    const int64_t oldest = position - window + 1 > first ? position - window + 1 : first;
+    const int64_t position = item->run->first_position + (item->row + row) / pw_group(call);
+    const int64_t seen = pw_first_seen(call, position) - tile->begin, last = position - tile->begin;
+    const int64_t oldest = seen > first ? seen : first;
     const int64_t begin = oldest > tile->first ? oldest : tile->first;
-    const int64_t end = position + 1 < tile->end ? position + 1 : tile->end;
+    const int64_t end = last + 1 < tile->end ? last + 1 : tile->end;
     return begin < end ? (seen_columns){begin - first, end - first} : (seen_columns){0, 0};
 }
 
@@ -158,11 +157,11 @@ PW_INLINE void attend_strip(const pw_item *item, const many_rows *many, const ke
     const pw_attention *call = item->call;
     const int64_t group = pw_group(call), left = item->num_rows - strip;
     const int64_t rows = left < PW_STRIP_ROWS ? left : PW_STRIP_ROWS;
-    /* Positions as seen from the tile's first key. */
-    const int64_t origin = item->run->first_position - tile->begin, row = item->row + strip;
-    const int64_t oldest = origin + row / group, newest = origin + (row + rows - 1) / group;
-    const int64_t window = call->window > 0 ? call->window : INT32_MAX;
-    int64_t first = oldest - window + 1 > tile->first ? oldest - window + 1 : tile->first;
+    const int64_t position = item->run->first_position, row = item->row + strip;
+    /* As seen from the tile's first key. */
+    const int64_t oldest = pw_first_seen(call, position + row / group) - tile->begin;
+    const int64_t newest = position + (row + rows - 1) / group - tile->begin;
+    int64_t first = oldest > tile->first ? oldest : tile->first;
     const int64_t end = newest + 1 < tile->end ? newest + 1 : tile->end;
     if (first >= end) {
         return;

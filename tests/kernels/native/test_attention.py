@@ -22,7 +22,7 @@ if not library.available():
 
 from kernels.attention import attend, prepare
 from kernels.types import AttentionShape, PrefixGroups
-from tests.kernels.batches import Paged, paged
+from tests.kernels.batches import Paged, drawn_sinks, paged
 from tests.kernels.test_attention import MIXED, TOLERANCE, assert_right, run
 
 LEVELS = library.LEVELS[: library.LEVELS.index(library.level()) + 1]
@@ -57,6 +57,8 @@ sequences = lengths.flatmap(
     dtype=st.sampled_from(list(TOLERANCE)),
     sliding_window=st.none() | st.sampled_from([1, 20, 70, 300]),
     softcap=st.none() | st.floats(0.5, 50),
+    chunk=st.none() | st.sampled_from([1, 20, 70, 256, 300]),
+    with_sinks=st.booleans(),
     seed=st.integers(0, 1000),
 )
 def test_any_batch_agrees_with_the_reference(
@@ -67,22 +69,36 @@ def test_any_batch_agrees_with_the_reference(
     dtype: torch.dtype,
     sliding_window: int | None,
     softcap: float | None,
+    chunk: int | None,
+    with_sinks: bool,
     seed: int,
 ) -> None:
     example = paged(seqs, *heads, head_dim, block_size, dtype, seed)
-    at_every_level(lambda: assert_right("native", example, sliding_window, softcap))
+    sinks = drawn_sinks(heads[0]) if with_sinks else None
+    options = partial(assert_right, chunk=chunk, sinks=sinks)
+    at_every_level(lambda: options("native", example, sliding_window, softcap))
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE)
-@pytest.mark.parametrize(("window", "softcap"), [(None, None), (1, None), (100, 5.0), (300, None)])
+@pytest.mark.parametrize(
+    ("window", "softcap", "chunk"),
+    [(None, None, None), (1, None, None), (100, 5.0, None), (300, None, 310), (None, None, 90)],
+)
+@pytest.mark.parametrize("with_sinks", [False, True])
 def test_prompts_of_several_tiles_agree_with_the_reference(
-    dtype: torch.dtype, window: int | None, softcap: float | None
+    dtype: torch.dtype,
+    window: int | None,
+    softcap: float | None,
+    chunk: int | None,
+    with_sinks: bool,
 ) -> None:
     # Edges of tiles (256 keys), of panels (64) and of strips and blocks of rows (48, 192).
     seqs = [(257, 257), (700, 130), (513, 64), (64, 64), (520, 17)]
     for shape in ((9, 3, 64), (8, 1, 40)):
         example = paged(seqs, *shape, dtype=dtype)
-        at_every_level(partial(assert_right, "native", example, window, softcap))
+        sinks = drawn_sinks(shape[0]) if with_sinks else None
+        check = partial(assert_right, "native", example, window, softcap, chunk=chunk, sinks=sinks)
+        at_every_level(check)
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE)
@@ -133,11 +149,13 @@ def shared(dtype: torch.dtype, num_heads: int, num_kv_heads: int, head_dim: int)
 @pytest.mark.parametrize("dtype", TOLERANCE)
 @pytest.mark.parametrize("shape", [(9, 3, 64), (16, 1, 96), (2, 2, 33)])
 @pytest.mark.parametrize("softcap", [None, 5.0])
+@pytest.mark.parametrize("with_sinks", [False, True])
 def test_nested_groups_agree_with_the_reference(
-    dtype: torch.dtype, shape: tuple[int, int, int], softcap: float | None
+    dtype: torch.dtype, shape: tuple[int, int, int], softcap: float | None, with_sinks: bool
 ) -> None:
     example = shared(dtype, *shape)
-    at_every_level(lambda: assert_right("native", example, softcap=softcap))
+    sinks = drawn_sinks(shape[0]) if with_sinks else None
+    at_every_level(lambda: assert_right("native", example, softcap=softcap, sinks=sinks))
 
 
 def test_a_groups_run_is_read_from_its_first_members_row_alone() -> None:
@@ -150,11 +168,12 @@ def test_a_groups_run_is_read_from_its_first_members_row_alone() -> None:
     assert torch.equal(run("native", blind), expected)
 
 
-def test_a_sliding_window_leaves_the_groups_aside() -> None:
+@pytest.mark.parametrize("options", [{"sliding_window": 30}, {"chunk": 30}])
+def test_a_window_or_chunk_leaves_the_groups_aside(options: dict[str, int]) -> None:
     example = shared(torch.float32, 6, 2, 64)
     alone = replace(example, batch=replace(example.batch, groups=None))
-    grouped = run("native", example, sliding_window=30)
-    assert torch.equal(grouped, run("native", alone, sliding_window=30))
+    grouped = run("native", example, **options)  # type: ignore[arg-type]
+    assert torch.equal(grouped, run("native", alone, **options))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE)
@@ -167,6 +186,7 @@ def test_the_number_of_threads_changes_no_bit(dtype: torch.dtype) -> None:
         library.set_threads(count)
         results.append([run("native", example) for example in examples])
         results[-1].append(run("native", examples[-1], sliding_window=100))
+        results[-1] += [run("native", one, sinks=drawn_sinks(9)) for one in examples[:2]]
     library.set_threads(torch.get_num_threads())
     for other in results[1:]:
         assert all(map(torch.equal, results[0], other))

@@ -22,7 +22,7 @@ if not library.available():
 from kernels.native import paths
 from kernels.prefix_groups import GroupingRule
 from kernels.types import AttentionBatch
-from tests.kernels.batches import Paged, paged
+from tests.kernels.batches import Paged, drawn_sinks, paged
 from tests.kernels.test_attention import TOLERANCE, run
 
 LEVELS = library.LEVELS[: library.LEVELS.index(library.level()) + 1]
@@ -37,9 +37,17 @@ def _as_before() -> Iterator[None]:
     paths.use_tiles("small")
 
 
-def attended(example: Paged, window: int | None, softcap: float | None) -> Tensor:
+def attended(
+    example: Paged,
+    window: int | None,
+    softcap: float | None,
+    chunk: int | None,
+    with_sinks: bool,
+) -> Tensor:
+    sinks = drawn_sinks(example.query.shape[1]) if with_sinks else None
     batch = replace(example.batch, batch_invariant=True)
-    return run("native", replace(example, batch=batch), window, softcap)
+    invariant = replace(example, batch=batch)
+    return run("native", invariant, window, softcap, chunk=chunk, sinks=sinks)
 
 
 def rows_of(example: Paged, seq: int, first: int, last: int) -> Paged:
@@ -70,6 +78,8 @@ def rows_of(example: Paged, seq: int, first: int, last: int) -> Paged:
     is_quantized=st.booleans(),
     window=st.none() | st.sampled_from([1, 20, 70, 300]),
     softcap=st.none() | st.just(5.0),
+    chunk=st.none() | st.sampled_from([20, 70, 256, 300]),
+    with_sinks=st.booleans(),
     threads=st.integers(1, 3),
     tiles=st.sampled_from(paths.TILE_SIZES),
     level=st.sampled_from(LEVELS),
@@ -85,6 +95,8 @@ def test_chunks_of_any_lengths_among_any_others_have_the_same_bits(
     is_quantized: bool,
     window: int | None,
     softcap: float | None,
+    chunk: int | None,
+    with_sinks: bool,
     threads: int,
     tiles: paths.TileSize,
     level: str,
@@ -96,10 +108,11 @@ def test_chunks_of_any_lengths_among_any_others_have_the_same_bits(
     example = paged([beside, (context + total, total), beside], *heads, head_dim, block_size, dtype)
     if is_quantized:
         example = example.quantized()
-    together = attended(example, window, softcap)[beside[1] : beside[1] + total]
+    options = window, softcap, chunk, with_sinks
+    together = attended(example, *options)[beside[1] : beside[1] + total]
     first = 0
     for count in counts:
-        part = attended(rows_of(example, 1, first, first + count), window, softcap)
+        part = attended(rows_of(example, 1, first, first + count), *options)
         assert torch.equal(part, together[first : first + count])
         first += count
 
@@ -114,6 +127,7 @@ def test_chunks_of_any_lengths_among_any_others_have_the_same_bits(
     dtype=st.sampled_from(list(TOLERANCE)),
     is_quantized=st.booleans(),
     softcap=st.none() | st.just(5.0),
+    with_sinks=st.booleans(),
     tiles=st.sampled_from(paths.TILE_SIZES),
     level=st.sampled_from(LEVELS),
 )
@@ -126,6 +140,7 @@ def test_groups_of_whole_splits_have_the_bits_of_their_members_alone(
     dtype: torch.dtype,
     is_quantized: bool,
     softcap: float | None,
+    with_sinks: bool,
     tiles: paths.TileSize,
     level: str,
 ) -> None:
@@ -143,6 +158,7 @@ def test_groups_of_whole_splits_have_the_bits_of_their_members_alone(
     assert groups is not None
     assert not (groups.begins % 256).any()
     assert not (groups.ends % 256).any()
-    together = attended(grouped, None, softcap)
-    alone = [attended(example.only(seq), None, softcap) for seq in range(len(seqs))]
+    options = None, softcap, None, with_sinks
+    together = attended(grouped, *options)
+    alone = [attended(example.only(seq), *options) for seq in range(len(seqs))]
     assert torch.equal(together, torch.cat(alone))

@@ -13,7 +13,7 @@ import torch
 
 from kernels.native import library
 from kernels.types import AttentionShape, Quantization
-from tests.kernels.batches import paged
+from tests.kernels.batches import drawn_sinks, paged
 from tests.kernels.test_attention import assert_right
 from tests.kernels.test_linear import check_products
 
@@ -95,6 +95,7 @@ def test_attention_is_right_for_all_shapes(
 def test_windows_and_softcaps_are_kept(window: int | None, softcap: float | None) -> None:
     example = paged(LENGTHS, 9, 3, dtype=torch.bfloat16)
     assert_right("native", example, window, softcap)
+    assert_right("native", example, window, softcap, chunk=70, sinks=drawn_sinks(9))
 
 
 @pytest.mark.parametrize("shape", [(9, 3, 64), (16, 1, 96), (2, 2, 32)])
