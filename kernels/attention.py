@@ -48,10 +48,10 @@ def attend(
     `num_heads / num_kv_heads` query heads share a KV head. With `sliding_window` a query sees key j
     only if `position - j < sliding_window`; with `softcap` scores become
     `softcap * tanh(scores / softcap)` before the softmax. With `chunk` a query sees the keys of its
-    own chunk alone, those whose `position // chunk` is its own. `sinks` is [num_heads] float32: of
-    each head a score, neither scaled nor capped, that is part of the softmax's sum and has no value.
-    Compiled kernels read the run of each of `batch.groups` once for all its members, unless a window
-    or a chunk is set. Blocks in front of all that a sequence's queries see are not read.
+    own chunk alone, those whose `position // chunk` is its own. `sinks` is [num_heads] float32, a
+    score of each head that is part of the softmax's sum and has no value; it is neither scaled nor
+    capped. Compiled kernels read the run of each of `batch.groups` once for all its members, unless
+    a window or a chunk is set. Blocks in front of all that a sequence's queries see are not read.
     """
     assert sinks is None or (sinks.dtype, sinks.shape) == (torch.float32, query.shape[1:2])
     room = backends.room("attention", query.device, backend)

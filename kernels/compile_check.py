@@ -45,7 +45,7 @@ _ARCHITECTURES = (80, 90, 100)
 _POINTERS = {torch.float16: "*fp16", torch.bfloat16: "*bf16", torch.float32: "*fp32"}
 _INDICES = {"tables_ptr", "parts_ptr", "merges_ptr", "arrivals_ptr", "query_starts_ptr"}
 _INDICES |= {*Sequences._fields, *Groups._fields}
-_FP32 = {"outputs_ptr", "sums_ptr", "cos_ptr", "sin_ptr"}
+_FP32 = {"outputs_ptr", "sums_ptr", "sinks_ptr", "cos_ptr", "sin_ptr"}
 _ALIGNED = re.compile(r"(?!table_stride)(.*[._])?(ptr|stride)|depth|columns|piece|inter")
 
 
@@ -86,19 +86,28 @@ class Variant:
 def variants(
     dtypes: tuple[torch.dtype, ...], head_dims: tuple[int, ...], arch: int
 ) -> Iterator[Variant]:
-    """All kernels; those that walk keys without options of attention, with all, and quantized."""
+    """All kernels; those that walk keys with no option of attention, sinks, all, and quantized."""
     for dtype in dtypes:
         of_type = str(dtype).removeprefix("torch.")
         for head_dim in head_dims:
             shape = SHAPES[head_dim]
             name = f"{of_type} {head_dim}"
             yield from _walks(name, dtype, shape, arch)
-            yield from _walks(f"{name} window softcap", dtype, shape, arch, 4096, 50.0)
+            yield from _walks(f"{name} sinks", dtype, shape, arch, sinks=True)
+            yield from _walks(
+                f"{name} every option",
+                *(dtype, shape, arch),
+                window=4096,
+                softcap=50.0,
+                chunk=8192,
+                sinks=True,
+            )
             for stored in ("int8", "fp8"):
                 yield from _walks(f"{name} {stored}", dtype, shape, arch, stored=stored)
                 yield _write(f"{name} {stored}", dtype, shape, stored)
             yield _write(name, dtype, shape, "auto")
             yield _merge(name, dtype, shape, arch)
+            yield _merge(f"{name} sinks", dtype, shape, arch, sinks=True)
             yield from _layers(name, dtype, shape)
         yield from _linear(of_type, dtype)
         yield from _scores(of_type, dtype)
@@ -109,8 +118,11 @@ def _walks(
     dtype: torch.dtype,
     shape: Shape,
     arch: int,
+    *,
     window: int = 0,
     softcap: float = 0.0,
+    chunk: int = 0,
+    sinks: bool = False,
     stored: str = "auto",
 ) -> Iterator[Variant]:
     """Prefill, decode, and shared prefixes, which layers with a window have not."""
@@ -119,9 +131,11 @@ def _walks(
         "HEAD_DIM": shape.head_dim,
         "GROUP": group,
         "WINDOW": window,
+        "CHUNK": chunk,
         "SOFTCAP": softcap,
         "BLOCK_SIZE": _BLOCK_SIZE,
         "DOT_TYPE": dot_type(dtype),
+        **_without(sinks),
     }
     types = {"kv.ptr": _STORED[stored]} if stored != "auto" else {}
 
@@ -134,29 +148,38 @@ def _walks(
         }
         return Variant(f"{kernel.__name__} {name}", kernel, dtype, known, options, types)
 
-    cut = prefill.tiling(group, shape.head_dim, dtype, arch, plain=stored == "auto" and not softcap)
+    plain = stored == "auto" and not softcap and not chunk
+    cut = prefill.tiling(group, shape.head_dim, dtype, arch, plain=plain)
     yield variant(prefill.attend_chunk, cut)
     alone = dict.fromkeys(("shared", "table", "seqs.private_starts_ptr"))
     programs = decode.programs_per_processor(shape.head_dim, quantized=stored != "auto", arch=arch)
-    cut = decode.tiling(group, shape.head_dim, dtype, programs)
+    cut = decode.tiling(group, shape.head_dim, dtype, programs, chunked=chunk > 0)
     own = {"SEQS": _SEQS, "UNIT": cut.keys, "FIXED": False, "GROUPS": _GROUPS}
     yield variant(decode.attend_own, cut, **own, SHARED_UNIT=0, **alone)
-    if not window:
+    if not window and not chunk:
         shared = grouped.tiling(group, _MEMBERS, shape.head_dim, dtype, arch)
         yield variant(grouped.attend_shared, shared, GROUPS=_GROUPS)
         merging = variant(decode.attend_own, cut, **own, SHARED_UNIT=shared.keys)
         yield replace(merging, name=f"{merging.name} grouped")
 
 
-def _merge(name: str, dtype: torch.dtype, shape: Shape, arch: int) -> Variant:
+def _merge(
+    name: str, dtype: torch.dtype, shape: Shape, arch: int, *, sinks: bool = False
+) -> Variant:
     group = shape.num_heads // shape.num_kv_heads
     constants: dict[str, Any] = {
         "HEAD_DIM": shape.head_dim,
         "GROUP": group,
         "ROWS": prefill.tiling(group, shape.head_dim, dtype, arch, plain=True).rows,
         "MERGED_ROWS": prefill.MERGED_ROWS,
+        **_without(sinks),
     }
     return Variant(f"merge_chunk {name}", prefill.merge_chunk, dtype, constants)
+
+
+def _without(sinks: bool) -> dict[str, None]:
+    """What a kernel is told where there are none."""
+    return {} if sinks else {"sinks_ptr": None}
 
 
 def _write(name: str, dtype: torch.dtype, shape: Shape, stored: str) -> Variant:
@@ -235,7 +258,7 @@ def compile_variant(variant: Variant, arch: int) -> Usage:
     aligned = {
         place: [["tt.divisibility", 16]]
         for name, place in places.items()
-        if _ALIGNED.fullmatch(name)
+        if _ALIGNED.fullmatch(name) and name not in variant.constants
     }
     source = ASTSource(variant.kernel, signature, constants, aligned)
     compiled = triton.compile(source, target=GPUTarget("cuda", arch, 32), options=variant.options)

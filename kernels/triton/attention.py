@@ -68,18 +68,21 @@ def attend(
     scale: float,
     sliding_window: int | None,
     softcap: float | None,
+    chunk: int | None = None,
+    sinks: Tensor | None = None,
     output: Tensor | None = None,
 ) -> Tensor:
     """See `kernels.attention.attend`."""
     query = _rows(query)
     if output is None:
         output = torch.empty(query.shape, dtype=query.dtype, device=query.device)
+    options = scale, sliding_window, softcap, chunk, sinks
     with torch.cuda.device(kv.get_device()):
         chunks = chunks_of(batch)
         if chunks:
-            attend_chunks(query, kv, batch, chunks, scale, sliding_window, softcap, output)
+            attend_chunks(query, kv, batch, chunks, *options, output)
         if len(chunks) < len(batch.context_lens):
-            attend_decode(query, kv, batch, scale, sliding_window, softcap, output)
+            attend_decode(query, kv, batch, *options, output)
     return output
 
 

@@ -31,10 +31,11 @@ from kernels.triton.grouped import attend_shared_runs
 from kernels.triton.merge import is_last, merge_item
 from kernels.triton.walk import (
     Tiling,
+    first_seen,
     head_options,
     load_queries,
     no_keys,
-    store_heads,
+    store_result,
     walk_keys,
 )
 from kernels.triton.work import (
@@ -52,21 +53,26 @@ from kernels.triton.work import (
 from kernels.types import AttentionBatch
 
 _FEWEST_ROWS = 16  # of a matrix product
-_ALL_REGISTERS = 255  # of a thread
+_REGISTERS = 1 << 16  # of a processor
+_MOST_REGISTERS = 255  # of a thread
 
 
-def tiling(group: int, head_dim: int, dtype: torch.dtype, programs: int) -> Tiling:
+def tiling(
+    group: int, head_dim: int, dtype: torch.dtype, programs: int, *, chunked: bool = False
+) -> Tiling:
     """The cut for `group` query heads a KV head, and so many programs a processor.
 
     The compiler spends every second stage on the lookup in the block table: of five, two tiles of
     keys are on their way while a third is computed. The assembler knows nothing of shared memory,
-    and may spill to make room for a third program; where there is none, it is told so.
+    and may spill to make room for one program more; where it would, it is told how many there are.
     """
     rows = max(_FEWEST_ROWS, triton.next_power_of_2(group))
     if dtype == torch.float32:
         return Tiling(rows, keys=32, num_warps=4, num_stages=1)
     keys = 64 if head_dim <= 128 else 32
-    registers = _ALL_REGISTERS if programs < 3 else None
+    registers = None
+    if programs < 3 or chunked:
+        registers = min(_MOST_REGISTERS, _REGISTERS // (programs * 4 * 32) // 8 * 8)
     return Tiling(rows, keys, num_warps=4, num_stages=5, registers=registers)
 
 
@@ -88,6 +94,8 @@ def attend_decode(
     scale: float,
     sliding_window: int | None,
     softcap: float | None,
+    chunk: int | None,
+    sinks: Tensor | None,
     output: Tensor,
 ) -> None:
     """Fill `output` for every sequence with one query; leave the others' rows alone.
@@ -95,12 +103,13 @@ def attend_decode(
     One launch, and one more if there are groups.
     """
     num_seqs, num_kv_heads = len(batch.context_lens), kv.shape[2]
-    groups = None if sliding_window else batch.groups  # a window may end inside a run
+    is_local = sliding_window or chunk  # what is seen may begin inside a run
+    groups = None if is_local else batch.groups
     shared, counts = None, (0, 0, 0, 0)
     if groups is not None:
         shared = attend_shared_runs(query, kv, batch, groups, scale, softcap)
         counts = (shared.num_programs, shared.rows, len(groups.begins), len(groups.members))
-    cut, own = _own_partials(query, kv, batch)
+    cut, own = _own_partials(query, kv, batch, chunked=bool(chunk))
     attend_own[(own.num_programs,)](
         rows_of(output),
         own.slots,
@@ -111,6 +120,7 @@ def attend_decode(
         memory_of(kv),
         sequences_of(batch, groups),
         batch.block_tables,
+        sinks,
         batch.block_tables.stride(0),
         num_seqs,
         num_kv_heads,
@@ -123,13 +133,16 @@ def attend_decode(
         GROUPS=padded(counts[2]),
         SHARED_UNIT=0 if shared is None else shared.unit,
         WINDOW=sliding_window or 0,
+        CHUNK=chunk or 0,
         SOFTCAP=softcap or 0.0,
         **head_options(query, kv),
         **cut.options(),
     )
 
 
-def _own_partials(query: Tensor, kv: Tensor, batch: AttentionBatch) -> tuple[Tiling, Partials]:
+def _own_partials(
+    query: Tensor, kv: Tensor, batch: AttentionBatch, *, chunked: bool
+) -> tuple[Tiling, Partials]:
     """The cut of what sequences attend to alone, and room for its parts."""
     _, num_heads, head_dim = query.shape
     num_kv_heads, device = kv.shape[2], query.device
@@ -137,7 +150,7 @@ def _own_partials(query: Tensor, kv: Tensor, batch: AttentionBatch) -> tuple[Til
     programs = programs_per_processor(
         head_dim, quantized=is_quantized(kv.dtype), arch=capability(device)
     )
-    cut = tiling(group, head_dim, query.dtype, programs)
+    cut = tiling(group, head_dim, query.dtype, programs, chunked=chunked)
     return cut, partials(
         num_items=len(batch.context_lens) * num_kv_heads,
         rows=group,
@@ -155,14 +168,15 @@ def own_range(
     real,
     seqs: Sequences,
     WINDOW: tl.constexpr,
+    CHUNK: tl.constexpr,
 ):
     """Where the keys that a sequence attends to alone begin and end; nowhere for chunks."""
     first = tl.load(seqs.query_starts_ptr + seq, mask=real, other=0)
     query_len = tl.load(seqs.query_starts_ptr + seq + 1, mask=real, other=0) - first
     end = tl.load(seqs.context_lens_ptr + seq, mask=real, other=0)
     end = tl.where(query_len == 1, end, 0)
-    if WINDOW > 0:
-        begin = tl.maximum(end - WINDOW, 0)
+    if WINDOW > 0 or CHUNK > 0:
+        begin = first_seen(end - 1, WINDOW, CHUNK)
     elif seqs.private_starts_ptr is not None:
         begin = tl.minimum(tl.load(seqs.private_starts_ptr + seq, mask=real, other=0), end)
     else:
@@ -196,6 +210,7 @@ def attend_own(
     kv: KvMemory,
     seqs: Sequences,
     tables_ptr,
+    sinks_ptr,  # None: none
     table_stride,
     num_seqs,
     num_kv_heads,
@@ -212,6 +227,7 @@ def attend_own(
     GROUPS: tl.constexpr,
     SHARED_UNIT: tl.constexpr,
     WINDOW: tl.constexpr,
+    CHUNK: tl.constexpr,
     SOFTCAP: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     HEAD_DIM: tl.constexpr,
@@ -220,13 +236,13 @@ def attend_own(
 ):
     """One program: an equal share of all keys, with all heads that share one KV head."""
     every = tl.arange(0, SEQS)
-    begins, ends = own_range(every, every < num_seqs, seqs, WINDOW)
+    begins, ends = own_range(every, every < num_seqs, seqs, WINDOW, CHUNK)
     units = own_units(begins, ends, UNIT) * num_kv_heads
     units_to = tl.cumsum(units)
     share, unit, last_of_program = share_of_program(tl.sum(units))
     while unit < last_of_program:
         seq = tl.sum((units_to <= unit).to(tl.int32))
-        begin, end = own_range(seq, seq < num_seqs, seqs, WINDOW)
+        begin, end = own_range(seq, seq < num_seqs, seqs, WINDOW, CHUNK)
         units_per_head = own_units(begin, end, UNIT)
         unit_of_seq = unit - tl.sum(tl.where(every < seq, units, 0))
         kv_head = unit_of_seq // units_per_head
@@ -250,7 +266,8 @@ def attend_own(
             tl.minimum(begin + (first + count) * UNIT, end),
             scale,
             True,
-            0,  # a window's first key is where the walk begins
+            0,  # what the query sees first is where the walk begins
+            0,
             SOFTCAP,
             BLOCK_SIZE,
             HEAD_DIM,
@@ -263,8 +280,7 @@ def attend_own(
         # Loaded again rather than held in a register throughout.
         token = tl.load(seqs.query_starts_ptr + seq).to(tl.int64)
         if is_whole:
-            output, _top, total = seen
-            store_heads(to, token, heads, output / total[:, None], real, HEAD_DIM)
+            store_result(to, token, heads, seen, sinks_ptr, real, HEAD_DIM)
         else:
             item = seq * num_kv_heads + kv_head
             slot, _last = slots_of(item, unit, 1, share, FIXED)
@@ -275,6 +291,7 @@ def attend_own(
                     own,
                     shared,
                     table,
+                    sinks_ptr,
                     num_shared_programs,
                     shared_rows,
                     num_groups,

@@ -173,6 +173,7 @@ def attend_shared(
             scale,
             True,
             0,
+            0,
             SOFTCAP,
             BLOCK_SIZE,
             HEAD_DIM,

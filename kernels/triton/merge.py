@@ -14,7 +14,7 @@ import triton.language as tl
 
 from kernels.triton.arguments import Groups, Rows, Slots
 from kernels.triton.grouped import shared_shape
-from kernels.triton.walk import no_keys, store_heads
+from kernels.triton.walk import no_keys, store_result
 from kernels.triton.work import add_partials, slots_of
 
 MEMBERS = tl.constexpr(128)
@@ -100,6 +100,7 @@ def merge_item(
     own: Slots,
     shared: Slots | None,
     table: Groups | None,
+    sinks_ptr,
     num_shared_programs,
     shared_rows,
     num_groups,
@@ -142,6 +143,5 @@ def merge_item(
         )
     item = seq * num_kv_heads + kv_head
     first, last = slots_of(item, first_unit, num_units, share, FIXED)
-    output, _top, total = add_partials(seen, own, first, last, heads, real, GROUP, HEAD_DIM)
-    output = output / tl.where(real, total, 1.0)[:, None]
-    store_heads(to, token, kv_head * GROUP + heads, output, real, HEAD_DIM)
+    seen = add_partials(seen, own, first, last, heads, real, GROUP, HEAD_DIM)
+    store_result(to, token, kv_head * GROUP + heads, seen, sinks_ptr, real, HEAD_DIM)

@@ -51,6 +51,8 @@ class ChunkCut:
     num_kv_heads: int
     window: int
     """0: none."""
+    chunk: int
+    """The same."""
     num_programs: int
     """That run at a time."""
     fixed_keys: int = 0
@@ -115,9 +117,12 @@ def _items(chunks: Sequence[Chunk], cut: ChunkCut) -> _Items:
     first = tile * cut.queries
     count = np.minimum(cut.queries, num_queries[chunk] - first)
     position = (context - num_queries)[chunk] + first
-    begin = np.zeros_like(position)
+    seen = np.zeros_like(position)
     if cut.window:
-        begin = np.maximum(position - cut.window + 1, 0) // cut.keys * cut.keys
+        seen = np.maximum(seen, position - cut.window + 1)
+    if cut.chunk:
+        seen = np.maximum(seen, position // cut.chunk * cut.chunk)
+    begin = seen // cut.keys * cut.keys
     heads = cut.num_kv_heads
     return _Items(
         row=row[chunk].repeat(heads),

@@ -22,10 +22,11 @@ from kernels.triton.arguments import KvMemory, Rows, Slots, memory_of, rows_of
 from kernels.triton.plan import MERGE_FIELDS, PART_FIELDS, ChunkCut, plan_chunks
 from kernels.triton.walk import (
     Tiling,
+    first_seen,
     head_options,
     load_queries,
     no_keys,
-    store_heads,
+    store_result,
     walk_keys,
 )
 from kernels.triton.work import (
@@ -53,7 +54,7 @@ def tiling(group: int, head_dim: int, dtype: torch.dtype, arch: int, *, plain: b
 
     The rows of a program hold whole groups. From sm_90 on a product's 128 rows come from two warp
     groups, and 128 keys at a time keep their reads of shared memory below its speed; `plain`
-    attention, of unquantized keys and without softcap, has the registers for that.
+    attention, of unquantized keys and without softcap or chunks, has the registers for that.
     """
     large = shared_kib(arch) > 164
     if dtype == torch.float32:  # exact fp32 products run on the plain cores and eat registers
@@ -83,6 +84,8 @@ def attend_chunks(
     scale: float,
     sliding_window: int | None,
     softcap: float | None,
+    chunk: int | None,
+    sinks: Tensor | None,
     output: Tensor,
 ) -> None:
     """Fill `output` for the sequences of `chunks`; leave the others' rows alone.
@@ -91,9 +94,9 @@ def attend_chunks(
     """
     _, num_heads, head_dim = query.shape
     group = num_heads // kv.shape[2]
-    plain = kv.dtype == query.dtype and not softcap
+    plain = kv.dtype == query.dtype and not softcap and not chunk
     cut = tiling(group, head_dim, query.dtype, capability(query.device), plain=plain)
-    work = _work(query, kv, batch, sliding_window, cut)
+    work = _work(query, kv, batch, sliding_window, chunk, cut)
     for launch in _launches(chunks, work, query.device):
         slots = new_slots(max(1, launch.num_slots), cut.rows, head_dim, query.device)
         attend_chunk[(len(launch.parts),)](
@@ -103,10 +106,12 @@ def attend_chunks(
             memory_of(kv),
             launch.parts,
             batch.block_tables,
+            sinks,
             batch.block_tables.stride(0),
             scale,
             ROWS=cut.rows,
             WINDOW=work.window,
+            CHUNK=work.chunk,
             SOFTCAP=softcap or 0.0,
             **head_options(query, kv),
             **cut.options(),
@@ -116,6 +121,7 @@ def attend_chunks(
                 rows_of(output),
                 slots,
                 launch.merges,
+                sinks,
                 GROUP=group,
                 ROWS=cut.rows,
                 MERGED_ROWS=MERGED_ROWS,
@@ -124,7 +130,12 @@ def attend_chunks(
 
 
 def _work(
-    query: Tensor, kv: Tensor, batch: AttentionBatch, sliding_window: int | None, cut: Tiling
+    query: Tensor,
+    kv: Tensor,
+    batch: AttentionBatch,
+    sliding_window: int | None,
+    chunk: int | None,
+    cut: Tiling,
 ) -> ChunkCut:
     num_kv_heads = kv.shape[2]
     return ChunkCut(
@@ -133,6 +144,7 @@ def _work(
         keys=cut.keys,
         num_kv_heads=num_kv_heads,
         window=sliding_window or 0,
+        chunk=chunk or 0,
         num_programs=num_processors(query.device) * programs_per_processor(cut),
         fixed_keys=SPLIT if batch.batch_invariant else 0,
     )
@@ -183,11 +195,13 @@ def attend_chunk(
     kv: KvMemory,
     parts_ptr,
     tables_ptr,
+    sinks_ptr,  # None: none
     table_stride,
     scale,
     GROUP: tl.constexpr,
     ROWS: tl.constexpr,
     WINDOW: tl.constexpr,
+    CHUNK: tl.constexpr,
     SOFTCAP: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     HEAD_DIM: tl.constexpr,
@@ -216,6 +230,7 @@ def attend_chunk(
         tl.load(part + 6),
         scale,
         WINDOW,
+        CHUNK,
         SOFTCAP,
         BLOCK_SIZE,
         HEAD_DIM,
@@ -224,9 +239,7 @@ def attend_chunk(
     )
     slot = tl.load(part + 7)
     if slot < 0:
-        output, _top, total = seen
-        output = output / tl.where(real, total, 1.0)[:, None]
-        store_heads(to, tokens, heads, output, real, HEAD_DIM)
+        store_result(to, tokens, heads, seen, sinks_ptr, real, HEAD_DIM)
     else:
         store_partial(slots, slot, seen, real, ROWS, HEAD_DIM)
 
@@ -244,6 +257,7 @@ def walk_causally(
     end,
     scale,
     WINDOW: tl.constexpr,
+    CHUNK: tl.constexpr,
     SOFTCAP: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     HEAD_DIM: tl.constexpr,
@@ -254,12 +268,13 @@ def walk_causally(
 
     Whole tiles of keys that all rows see need no mask: those from `visible` to `diagonal`.
     """
+    LOCAL: tl.constexpr = WINDOW > 0 or CHUNK > 0
     visible = 0
-    if WINDOW > 0:
-        visible = tl.cdiv(tl.maximum(end_position - WINDOW, 0), TILE) * TILE
+    if LOCAL:
+        visible = tl.cdiv(first_seen(end_position - 1, WINDOW, CHUNK), TILE) * TILE
     diagonal = tl.maximum((first_position + 1) // TILE * TILE, visible)
     seen = no_keys(tile.shape[0], HEAD_DIM)
-    for stretch in tl.static_range(0 if WINDOW > 0 else 1, 3):
+    for stretch in tl.static_range(0 if LOCAL else 1, 3):
         start = begin
         stop = tl.minimum(visible, end)
         if stretch == 1:
@@ -280,6 +295,7 @@ def walk_causally(
             scale,
             stretch != 1,
             WINDOW,
+            CHUNK,
             SOFTCAP,
             BLOCK_SIZE,
             HEAD_DIM,
@@ -294,6 +310,7 @@ def merge_chunk(
     to: Rows,
     slots: Slots,
     merges_ptr,
+    sinks_ptr,  # None: none
     GROUP: tl.constexpr,
     ROWS: tl.constexpr,
     MERGED_ROWS: tl.constexpr,
@@ -306,8 +323,7 @@ def merge_chunk(
     if tl.program_id(1) * MERGED_ROWS // GROUP < tl.load(merge + 1):
         first, last = tl.load(merge + 3), tl.load(merge + 4)
         none = no_keys(MERGED_ROWS, HEAD_DIM)
-        output, _top, total = add_partials(none, slots, first, last, rows, real, ROWS, HEAD_DIM)
-        output = output / tl.where(real, total, 1.0)[:, None]
+        seen = add_partials(none, slots, first, last, rows, real, ROWS, HEAD_DIM)
         tokens = (tl.load(merge) + rows // GROUP).to(tl.int64)
         heads = tl.load(merge + 2) * GROUP + rows % GROUP
-        store_heads(to, tokens, heads, output, real, HEAD_DIM)
+        store_result(to, tokens, heads, seen, sinks_ptr, real, HEAD_DIM)

@@ -83,6 +83,7 @@ def walk_keys(
     scale,
     MASKED: tl.constexpr,  # False: whole tiles that every row sees in full
     WINDOW: tl.constexpr,  # 0: none
+    CHUNK: tl.constexpr,  # 0: none
     SOFTCAP: tl.constexpr,  # 0.0: none
     BLOCK_SIZE: tl.constexpr,
     HEAD_DIM: tl.constexpr,
@@ -97,11 +98,18 @@ def walk_keys(
     output, top, total = seen
     dims = tl.arange(0, query.shape[1])
     kv_ptr = kv.ptr + kv_head * kv.head_stride
+    LOCAL: tl.constexpr = MASKED and (WINDOW > 0 or CHUNK > 0)
+    if LOCAL:
+        firsts = first_seen(positions, WINDOW, CHUNK)
+        oldest = tl.min(firsts)
     for start in range(begin, end, TILE):
         keys = start + tl.arange(0, TILE)
         if MASKED:
-            # Slots past `end` may hold anything, NaN too, which a weight of 0 would not silence.
+            # Slots past `end` may hold anything, NaN too, which a weight of 0 would not silence. So
+            # may blocks in front of a window, which may be other sequences' by now.
             stored = keys < end
+            if LOCAL:
+                stored &= keys >= oldest
             block = tl.load(table_ptr + keys // BLOCK_SIZE, mask=stored, other=0).to(tl.int64)
         else:
             stored = tl.full([TILE], True, tl.int1)
@@ -122,8 +130,8 @@ def walk_keys(
             factor = SOFTCAP * LOG2_E
         if MASKED:
             visible = (keys[None, :] <= positions[:, None]) & stored[None, :]
-            if WINDOW > 0:
-                visible &= positions[:, None] - keys[None, :] < WINDOW
+            if LOCAL:
+                visible &= keys[None, :] >= firsts[:, None]
             scores = tl.where(visible, scores, float("-inf"))
 
         new_top = tl.maximum(top, tl.max(scores, axis=1) * factor)
@@ -136,6 +144,17 @@ def walk_keys(
         output = tl.dot(weights.to(DOT_TYPE), value, output, input_precision="ieee")
         top = new_top
     return output, top, total
+
+
+@triton.jit
+def first_seen(positions, WINDOW: tl.constexpr, CHUNK: tl.constexpr):
+    """The first keys that queries at these positions see."""
+    first = positions * 0
+    if WINDOW > 0:
+        first = tl.maximum(positions - (WINDOW - 1), 0)
+    if CHUNK > 0:
+        first = tl.maximum(first, positions // CHUNK * CHUNK)
+    return first
 
 
 @triton.jit
@@ -162,8 +181,24 @@ def load_queries(
 
 
 @triton.jit
-def store_heads(to: Rows, token, head, values, real, HEAD_DIM: tl.constexpr):
-    """Store [rows, dims]; all else is [rows]."""
+def store_result(
+    to: Rows,
+    token,  # of each row, or of all
+    head,  # [rows]
+    seen,  # what walks over all keys returned
+    sinks_ptr,  # None: none
+    real,  # [rows]
+    HEAD_DIM: tl.constexpr,
+):
+    """Store rows divided by their weights. A sink joins them here: once, whoever merges."""
+    output, top, total = seen
+    if sinks_ptr is not None:
+        sinks = tl.load(sinks_ptr + head, mask=real, other=0.0) * LOG2_E
+        new_top = tl.maximum(top, sinks)
+        shrink = tl.exp2(top - new_top)
+        total = total * shrink + tl.exp2(sinks - new_top)
+        output = output * shrink[:, None]
+    values = output / tl.where(real, total, 1.0)[:, None]
     dims = tl.arange(0, values.shape[1])
     at = to.ptr + token * to.token_stride + head * to.head_stride
     inside = real[:, None] & (dims < HEAD_DIM)[None, :]

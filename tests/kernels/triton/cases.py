@@ -12,6 +12,7 @@ import os
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 import torch
 
@@ -36,6 +37,8 @@ class Case:
     softcap: float | None = None
     kv_dtype: KvDtype = "auto"
     batch_invariant: bool = False
+    chunk: int | None = None
+    with_sinks: bool = False
     groups: tuple[tuple[int, int, tuple[int, ...]], ...] = ()  # blocks begin .. end, and members
 
 
@@ -55,6 +58,7 @@ MIXED = ((21, 1), (30, 7), (9, 9), (17, 1), (40, 2))
 LONG = ((700, 1), (40, 1), (512, 1), (1100, 1))
 BEHIND_MUCH = ((1500, 4),)
 TENANTS = ((90, 1), (65, 1), (100, 1), (20, 5), (64, 1), (70, 1), (40, 1))
+INVARIANT: dict[str, Any] = {"batch_invariant": True}
 NESTED = ((0, 2, (0, 1, 2, 4)), (2, 4, (0, 1, 4)), (0, 3, (5,)), (4, 5, (0,)))
 
 CASES = (
@@ -93,6 +97,19 @@ CASES = (
     Case("chunks, batch-invariant", (*LONG[:2], (90, 90), (1030, 21)), 2, 1, batch_invariant=True),
     Case("decode and chunks in one batch", MIXED),
     Case("decode and chunks, every option", MIXED, 6, 2, 80, 8, "float16", 12, 6.0),
+    Case("sinks, decode and chunks", MIXED, 6, 2, with_sinks=True),
+    Case("sinks, decode, several splits", LONG, 3, 1, block_size=64, with_sinks=True),
+    Case("sinks, decode, batch-invariant", LONG[:3], 2, 1, 64, 64, **INVARIANT, with_sinks=True),
+    Case("sinks, nested groups", TENANTS, 9, 3, groups=NESTED, with_sinks=True),
+    Case("sinks, chunk split over keys", BEHIND_MUCH, 3, 1, with_sinks=True),
+    Case("sinks and windows, bf16", MIXED, dtype="bfloat16", sliding_window=7, with_sinks=True),
+    Case("local chunks, decode", ((3, 1), (37, 1), (96, 1), (97, 1)), chunk=32),
+    Case("local chunks, prefill", ((150, 40), (33, 33), (200, 3), (90, 90)), chunk=48),
+    Case("local chunks of several tiles", ((500, 70), (400, 1)), 3, 1, chunk=300),
+    Case("local chunks split over keys", ((1790, 9),), 2, 1, chunk=1785),
+    Case("local chunks beside groups", TENANTS, chunk=30, groups=NESTED, with_sinks=True),
+    Case("every option", MIXED, 6, 2, 80, 8, "float16", 12, 6.0, chunk=15, with_sinks=True),
+    Case("local, batch-invariant", ((1100, 1), (40, 9), (1030, 21)), 2, 1, chunk=700, **INVARIANT),
 )
 
 
@@ -114,6 +131,7 @@ def run(case: Case, device: torch.device, launches: list[str]) -> Outcome:
     memory = unwritten.repeat(num_blocks, 3, 2, case.num_kv_heads, case.block_size, row)
     kv = memory[:, 1]
     _fill_prefixes(kv, batch, case.head_dim, dtype)
+    _forget(kv, batch, unwritten, _first_seen(case))
     # Views as a model hands them over: heads first, tokens second.
     key, value = torch.randn(2, shape[0], num_tokens, shape[1]).to(dtype).transpose(1, 2)
     query = torch.randn(case.num_heads, num_tokens, case.head_dim).to(dtype).transpose(0, 1)
@@ -124,15 +142,19 @@ def run(case: Case, device: torch.device, launches: list[str]) -> Outcome:
     there = written[:, 1]
     slots = on_device.slots
     write_kv(key.to(device), value.to(device), there, slots, backend="triton")
-    options = {
+    options: dict[str, Any] = {
         "scale": case.head_dim**-0.5,
         "sliding_window": case.sliding_window,
         "softcap": case.softcap,
+        "chunk": case.chunk,
     }
+    sinks = torch.randn(case.num_heads) * 4 if case.with_sinks else None
     whole = replace(batch, groups=None)
     stored = expected_memory[:, 1]
-    expected = attend(query.double(), stored, whole, **options, backend="reference")
+    wide = query.double()
+    expected = attend(wide, stored, whole, **options, sinks=sinks, backend="reference")
     query = query.to(device)
+    options["sinks"] = None if sinks is None else sinks.to(device)
     launches.clear()
     actual = attend(query, there, on_device, **options, backend="triton")
     launched = launches.copy()
@@ -234,6 +256,25 @@ def _fill_prefixes(
         slots = batch.block_tables[row, positions // block_size] * block_size
         key, value = torch.randn(2, prefix_len, kv.shape[2], head_dim).to(dtype)
         write_kv(key, value, kv, slots + positions % block_size, backend="reference")
+
+
+def _first_seen(case: Case) -> list[int]:
+    """Of each sequence, the first key that its queries see."""
+    firsts = []
+    for context, count in case.seqs:
+        position = context - count
+        oldest = position - case.sliding_window + 1 if case.sliding_window else 0
+        firsts.append(max(0, oldest, position // case.chunk * case.chunk if case.chunk else 0))
+    return firsts
+
+
+def _forget(
+    kv: torch.Tensor, batch: AttentionBatch, unwritten: torch.Tensor, first_seen: list[int]
+) -> None:
+    """Take back the blocks that no query sees, unless a group has them for others."""
+    if batch.groups is None:
+        for table, first in zip(batch.block_tables, first_seen, strict=True):
+            kv[table[: first // kv.shape[3]].long()] = unwritten
 
 
 def _same(left: torch.Tensor, right: torch.Tensor, head_dim: int) -> bool:

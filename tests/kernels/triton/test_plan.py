@@ -15,8 +15,10 @@ from kernels.triton.plan import ChunkCut, ChunkPlan, plan_chunks
 from kernels.types import Chunk
 
 H100 = 132
-LLAMA_3_8B = ChunkCut(queries=32, rows=128, keys=128, num_kv_heads=8, window=0, num_programs=H100)
-SMALL = ChunkCut(queries=5, rows=16, keys=4, num_kv_heads=2, window=0, num_programs=7)
+LLAMA_3_8B = ChunkCut(
+    queries=32, rows=128, keys=128, num_kv_heads=8, window=0, chunk=0, num_programs=H100
+)
+SMALL = ChunkCut(queries=5, rows=16, keys=4, num_kv_heads=2, window=0, chunk=0, num_programs=7)
 FIXED = replace(SMALL, fixed_keys=16)
 
 sequences = st.integers(2, 90).flatmap(lambda n: st.tuples(st.just(n), st.integers(2, n)))
@@ -82,11 +84,20 @@ def test_an_even_cut_has_few_slots_whatever_the_step() -> None:
 
 
 @pytest.mark.parametrize("cut", [SMALL, FIXED], ids=["even", "fixed"])
-@given(seqs=batches, window=st.sampled_from([0, 1, 7, 30]), eager=st.booleans())
+@given(
+    seqs=batches,
+    window=st.sampled_from([0, 1, 7, 30]),
+    chunk=st.sampled_from([0, 1, 9, 40]),
+    eager=st.booleans(),
+)
 def test_every_query_attends_to_every_key_once(
-    cut: ChunkCut, seqs: list[tuple[int, int]], window: int, eager: bool
+    cut: ChunkCut, seqs: list[tuple[int, int]], window: int, chunk: int, eager: bool
 ) -> None:
-    cut = replace(cut, window=window)
+    def first_seen(position: int) -> int:
+        oldest = position - window + 1 if window else 0
+        return max(0, oldest, position // chunk * chunk if chunk else 0)
+
+    cut = replace(cut, window=window, chunk=chunk)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(plan, "_MOST_SLOTS", 9)
         if eager:
@@ -104,15 +115,14 @@ def test_every_query_attends_to_every_key_once(
             owners = [row[:3] for row in found.merges.tolist() if row[3] <= slot <= row[4]]
             assert owners == ([[token, count, head]] if slot >= 0 else [])
             for query in range(count):
-                first = max(begin, position + query - window + 1 if window else 0)
+                first = max(begin, first_seen(position + query))
                 seen[head, token + query, first : min(end, position + query + 1)] += 1
-    for chunk in chunks(*seqs):
-        for query in range(chunk.num_queries):
-            position = chunk.context_len - chunk.num_queries + query
-            first = max(0, position - window + 1) if window else 0
+    for one in chunks(*seqs):
+        for query in range(one.num_queries):
+            position = one.context_len - one.num_queries + query
             expected = np.zeros(90, int)
-            expected[first : position + 1] = 1
-            assert (seen[:, chunk.first_token + query] == expected).all()
+            expected[first_seen(position) : position + 1] = 1
+            assert (seen[:, one.first_token + query] == expected).all()
 
 
 @given(seqs=batches)
