@@ -41,7 +41,6 @@ from kernels.native import library
 _log = logging.getLogger(__name__)
 
 _UNSERVED = {
-    "chunked_attention": "layers that attend within local chunks",
     "conv": "layers with the state of a convolution",
     "indexed_attention": "layers of sparse attention over an index",
     "linear_attention": "layers with a recurrent state",

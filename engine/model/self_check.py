@@ -22,8 +22,10 @@ from engine.batch.batch import Batch, pack
 from engine.model.layers.eager import EagerDecoder
 
 SAMPLE_TOKENS = 24
-_WINDOW = 7
-"""In place of longer ones while paging is compared: the sample leaves it."""
+_SHORT = 7
+"""In place of longer windows and the like while paging is compared: the sample leaves them."""
+_LENGTHS = ("sliding_window", "attention_chunk_size", "floor_scale")
+"""What models and their parts call them."""
 TOLERANCE = 1e-4
 """Relative error of logits in float32. Those of models with nothing in common differ by 1.4."""
 
@@ -59,7 +61,7 @@ def checked_logits(decoder: EagerDecoder, ids: list[int], block_size: int) -> Te
     """
     with _in_float32(decoder.model):
         expected = decoder.own_logits(ids)
-        with _short_windows(decoder) as were_long:
+        with _shortened(decoder) as were_long:
             own = decoder.own_logits(ids) if were_long else expected
             paged = _paged_logits(decoder, ids, block_size)
     error = relative_error(paged, own)
@@ -80,28 +82,29 @@ def _paged_logits(decoder: EagerDecoder, ids: list[int], block_size: int) -> Ten
 
 
 @contextmanager
-def _short_windows(decoder: EagerDecoder) -> Iterator[bool]:
-    """Let no window of the model be longer than the sample; yields whether one was."""
+def _shortened(decoder: EagerDecoder) -> Iterator[bool]:
+    """Let nothing of the model be longer than the sample; yields whether something was."""
     owners: dict[int, Any] = {}
     for module in decoder.model.modules():
         owners |= {id(one): one for one in (module, getattr(module, "config", None))}
-    long = [one for one in owners.values() if (_window(one) or 0) > _WINDOW]
-    windows, calls = [one.sliding_window for one in long], decoder.calls
+    named = [(one, name, _length(one, name)) for one in owners.values() for name in _LENGTHS]
+    long = [(one, name, length) for one, name, length in named if length > _SHORT]
+    calls = decoder.calls
     try:
-        for owner in long:
-            owner.sliding_window = _WINDOW
+        for owner, name, _ in long:
+            setattr(owner, name, _SHORT)
         if long:
             decoder.watch()
         yield bool(long)
     finally:
-        for owner, window in zip(long, windows, strict=True):
-            owner.sliding_window = window
+        for owner, name, length in long:
+            setattr(owner, name, length)
         decoder.calls = calls
 
 
-def _window(owner: Any) -> int | None:
-    window = getattr(owner, "__dict__", {}).get("sliding_window")
-    return window if isinstance(window, int) else None
+def _length(owner: Any, name: str) -> float:
+    length = getattr(owner, "__dict__", {}).get(name)
+    return length if isinstance(length, int | float) else 0
 
 
 @contextmanager

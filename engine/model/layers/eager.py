@@ -20,14 +20,16 @@ from engine.api import UnsupportedModel
 from engine.batch.batch import Batch
 from engine.model.checkpoints.coded_linear import without_weights
 from engine.model.errors import lacks_memory
+from engine.model.layers.counting import count_packed
 from engine.model.layers.rotary import split_by_length
 from kernels.attention import attend, write_kv
 
 _ATTENTION = "partywall_paged"
 _WATCHED = "partywall_watched"
 """As the attention is called while one looks on what it is asked, masks included."""
-_UNKNOWN_TO_PAGING = ("s_aux", "position_bias")
-"""Attention options of some families that change the scores in ways the kernels do not know."""
+
+Sight = tuple[int | None, int | None]
+"""The window and the local chunk that a query sees keys of; `None` for what does not limit it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +42,9 @@ class AttentionCall:
     scale: float
     sliding_window: int | None
     softcap: float | None
+    chunk: int | None = None
+    has_sinks: bool = False
+    """Whether each call brings a score of each head that is in the softmax's sum alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,19 +61,19 @@ class _Watch:
     """What has been seen of a forward pass that is watched."""
 
     calls: dict[int, AttentionCall] = field(default_factory=dict)
-    windows: list[tuple[Tensor, int | None]] = field(default_factory=list)
-    """What stands for each mask, and the window that it leaves open."""
+    masks: list[tuple[Tensor, Sight]] = field(default_factory=list)
+    """What stands for each mask, and what it leaves open."""
 
-    def window(self, mask: Tensor | None, asked: int | None) -> int | None:
-        """The window of a layer: its mask's, as some families have it nowhere else, or as `asked`.
+    def sight(self, mask: Tensor | None, window: int | None) -> Sight:
+        """Of a layer: its mask's, as some families have it nowhere else, or the window it asks for.
 
         Raises `UnsupportedModel` for a mask that the layer has made of its own.
         """
         if mask is None:
-            return asked
-        for known, window in self.windows:
+            return window, None
+        for known, sight in self.masks:
             if known is mask:
-                return window
+                return sight
         raise UnsupportedModel("layers that make attention masks of their own are not supported")
 
 
@@ -89,6 +94,7 @@ class EagerDecoder:
         AttentionInterface.register(_WATCHED, _watched_attention)
         AttentionMaskInterface.register(_WATCHED, _watched_mask)
         self.model = model.eval()
+        count_packed(model, _packed_positions)
         self._rotary = split_by_length(model, max_context_tokens)
         self.calls: list[AttentionCall] = []
         """What each layer asks of its attention."""
@@ -160,6 +166,12 @@ class EagerDecoder:
         self.calls = [seen[layer] for layer in range(len(seen))]
 
 
+def _packed_positions() -> Tensor | None:
+    """Of the tokens of a running forward pass, if it is one of packed tokens."""
+    step = _step.get(None)
+    return None if step is None else step.batch.positions
+
+
 def _watched_mask(
     mask_function: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor],
     local_size: int | None = None,
@@ -174,14 +186,16 @@ def _watched_mask(
     size = 1 if local_size is None else local_size
     query = torch.tensor(2 * size + 1, device=device)
     zero, keys = torch.zeros_like(query), torch.arange(2 * size + 3, device=device)
-    sees = mask_function(zero, zero, query, keys)
-    is_window = keys > query - size
-    if not torch.equal(sees, (keys <= query) & (is_window | (local_size is None))):
-        is_chunk = torch.equal(sees, (keys <= query) & (keys // size == query // size))
-        kind = "in local chunks" if is_chunk else "that is not causal"
-        raise UnsupportedModel(f"attention {kind} is not supported")
+    sees, earlier = mask_function(zero, zero, query, keys), keys <= query
+    sight: Sight
+    if torch.equal(sees, earlier & ((keys > query - size) | (local_size is None))):
+        sight = local_size, None
+    elif torch.equal(sees, earlier & (keys // size == query // size)):
+        sight = None, local_size
+    else:
+        raise UnsupportedModel("attention that is not causal is not supported")
     sign = torch.zeros(1, 1, 1, 1)
-    _watch.get().windows.append((sign, local_size))
+    _watch.get().masks.append((sign, sight))
     return sign
 
 
@@ -194,37 +208,48 @@ def _watched_attention(
     scaling: float | None = None,
     sliding_window: int | None = None,
     softcap: float | None = None,
-    **options: Any,
+    s_aux: Tensor | None = None,
+    position_bias: Tensor | None = None,
+    **_: Any,
 ) -> tuple[Tensor, None]:
     """The `AttentionInterface` function of a pass that is watched; for shapes see below.
 
     Raises `UnsupportedModel` for what cannot be paged.
     """
-    unknown = [name for name in _UNKNOWN_TO_PAGING if options.get(name) is not None]
-    if unknown:
-        raise UnsupportedModel(f"{type(module).__name__} needs {', '.join(unknown)}")
+    if position_bias is not None:
+        raise UnsupportedModel(f"{type(module).__name__} needs position_bias")
     layer_index = getattr(module, "layer_idx", None)
     if layer_index is None or key.shape != value.shape:
         raise UnsupportedModel("keys and values must come in layers and have one shape")
     watch = _watch.get()
+    window, chunk = watch.sight(attention_mask, sliding_window)
     watch.calls[layer_index] = AttentionCall(
         num_heads=query.shape[1],
         num_kv_heads=key.shape[1],
         head_dim=key.shape[3],
         scale=scaling if scaling is not None else query.shape[-1] ** -0.5,
-        sliding_window=watch.window(attention_mask, sliding_window),
+        sliding_window=window,
         softcap=softcap,
+        chunk=chunk,
+        has_sinks=s_aux is not None,
     )
     return torch.zeros_like(query.transpose(1, 2)), None
 
 
 def _paged_attention(
-    module: Any, query: Tensor, key: Tensor, value: Tensor, *_: Any, **__: Any
+    module: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *_: Any,
+    s_aux: Tensor | None = None,
+    **__: Any,
 ) -> tuple[Tensor, None]:
     """The `AttentionInterface` function, for packed tokens.
 
     `query`, `key` and `value` are [1, heads, tokens, head_dim], the result [1, tokens, heads,
-    head_dim]. There is never a mask: the block tables say what a token may see.
+    head_dim]. `s_aux`, [heads], are sinks. There is never a mask: the block tables say what a token
+    may see.
     """
     step = _step.get()
     call = step.calls[module.layer_idx]
@@ -238,5 +263,7 @@ def _paged_attention(
         scale=call.scale,
         sliding_window=call.sliding_window,
         softcap=call.softcap,
+        chunk=call.chunk,
+        sinks=None if s_aux is None else s_aux.float(),
     )
     return output[None], None

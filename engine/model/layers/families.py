@@ -139,6 +139,8 @@ class _Reader:
         _require_children(mlp, {"gate_proj", "up_proj", "down_proj", "act_fn"})
         if not attention.is_causal:
             raise Unfamiliar("attention looks at later tokens")
+        if call.chunk is not None or call.has_sinks:
+            raise Unfamiliar("attention with sinks or within local chunks")
         if 2 * rotation.cos.shape[1] != call.head_dim:
             raise Unfamiliar("only a part of each head is rotated")
         after_attention = layer.post_attention_layernorm

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,22 +17,24 @@ from engine.model import self_check
 from engine.model.layers import eager
 from engine.model.load import load_model
 from engine.model.self_check import relative_error
+from kernels.attention import attend
 from tests.engine.model.tiny_families import WINDOW, families, tiny_config, tiny_model
 
 BLOCK = 16
 CHUNKS = (1, 37, 5, 64, 43)
 SOME = {
-    *("afmoe", "cohere2", "exaone4", "gemma3n_text", "glm4", "gpt_neox", "minimax_m2", "mixtral"),
-    *("olmo2", "phi", "phimoe", "qwen2_moe"),
+    *("afmoe", "cohere2", "exaone4", "gemma3n_text", "glm4", "gpt_neox", "gpt_oss", "llama4_text"),
+    *("minimax_m2", "mixtral", "olmo2", "phi", "phimoe", "qwen2_moe"),
 }
 """Of those that are served: each of a kind of its own."""
 SERVED = SOME | {
     *("apertus", "arcee", "aria_text", "beam", "biogpt", "bitnet", "cohere", "cohere2_moe", "cwm"),
     *("dots1", "ernie4_5", "ernie4_5_moe", "exaone_moe", "flex_olmo", "fuyu", "gemma", "gemma2"),
-    *("gemma3", "gemma3_text", "gemma3n", "glm", "glm4_moe", "got_ocr2", "gpt-sw3", "gpt2"),
-    *("gpt_bigcode", "granite", "granitemoe", "granitemoeshared", "helium", "hunyuan_v1_dense"),
-    *("hunyuan_v1_moe", "hy_v3", "hyperclovax", "internlm3", "iquestcoder", "jais2", "jetmoe"),
-    *("kolibri1", "laguna", "lfm2", "llama", "mellum", "minimax_m3_vl_text", "ministral"),
+    *("flint", "gemma3", "gemma3_text", "gemma3n", "glm", "glm4_moe", "got_ocr2", "gpt-sw3"),
+    *("gpt2", "gpt_bigcode", "granite", "granite_swa", "granitemoe", "granitemoe_swa"),
+    *("granitemoeshared", "helium", "hunyuan_v1_dense", "hunyuan_v1_moe", "hy_v3", "hyperclovax"),
+    *("internlm3", "iquestcoder", "jais2", "jetmoe"),
+    *("kolibri1", "laguna", "lfm2", "llama", "llama4", "mellum", "minimax_m3_vl_text", "ministral"),
     *("ministral3", "mistral", "modernbert-decoder", "moshi", "moss_transcribe_diarize"),
     *("nanochat", "nemotron", "olmo", "olmo3", "olmoe", "opt", "persimmon", "phi3", "qwen2"),
     *("qwen3", "qwen3_moe", "seed_oss", "smollm3", "solar_open", "stablelm", "starcoder2"),
@@ -90,6 +93,8 @@ def test_a_family_is_served_exactly_or_refused_by_a_sentence(family: str, tmp_pa
         ("qwen2_moe", {"use_sliding_window": True, "layer_types": None, "max_window_layers": 3}),
         ("cohere2", {"num_attention_heads": 6, "num_key_value_heads": 3}),
         ("starcoder2", {"tie_word_embeddings": True}),
+        ("gpt_oss", {"initializer_range": 0.3, "num_attention_heads": 6}),
+        ("granite_swa", {"num_attention_heads": 3, "num_key_value_heads": 1}),
     ],
 )
 def test_windows_are_seen_wherever_a_family_has_them(
@@ -99,12 +104,40 @@ def test_windows_are_seen_wherever_a_family_has_them(
     assert error_of(given) < 1e-5
 
 
-@pytest.mark.parametrize("window", [WINDOW, 400])
-def test_a_window_that_paging_misses_is_found_however_long(
-    window: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("chunk", [7, 16, 40, 64])
+def test_chunks_of_any_length_are_seen(chunk: int, tmp_path: Path) -> None:
+    options = {"num_attention_heads": 6, "num_key_value_heads": 3, "use_qk_norm": False}
+    given = saved(tiny_config("llama4_text", attention_chunk_size=chunk, **options), tmp_path)
+    assert error_of(given) < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("family", "options", "part", "blind"),
+    [
+        *(
+            (family, options, "_Watch.sight", lambda _watch, _mask, asked: (asked, None))
+            for family, options in (
+                ("phimoe", {"sliding_window": WINDOW}),
+                ("phimoe", {"sliding_window": 400}),
+                ("llama4_text", {"attention_chunk_size": 13}),
+                ("llama4_text", {"attention_chunk_size": 400}),
+            )
+        ),
+        ("llama4_text", {"floor_scale": 16}, "count_packed", lambda *_: None),
+        ("llama4_text", {"floor_scale": 8192}, "count_packed", lambda *_: None),
+        ("gpt_oss", {}, "attend", lambda *given, sinks, **rest: attend(*given, **rest)),
+    ],
+)
+def test_what_paging_misses_is_found_however_far_it_reaches(
+    family: str,
+    options: dict[str, Any],
+    part: str,
+    blind: Callable[..., Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    given = saved(tiny_config("phimoe", sliding_window=window), tmp_path)
-    monkeypatch.setattr(eager._Watch, "window", lambda _watch, _mask, asked: asked)
+    given = saved(tiny_config(family, **options), tmp_path)
+    monkeypatch.setattr(f"{eager.__name__}.{part}", blind)
     with pytest.raises(UnsupportedModel, match="computes something else when its attention"):
         load_model(given)
 
@@ -114,7 +147,6 @@ def test_a_window_that_paging_misses_is_found_however_long(
     [
         ("qwen3_next", "a recurrent state"),
         ("deepseek_v32", "sparse attention over an index"),
-        ("llama4_text", "within local chunks"),
         ("bert", "not causal"),
         ("doge", "masks of their own"),
         ("bloom", "AttentionInterface"),

@@ -51,6 +51,8 @@ FAMILIES = {
     "olmo2": {},
     "starcoder2": {},
     "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2},
+    "gpt_oss": {"sliding_window": 20, "num_local_experts": 4, "num_experts_per_tok": 2},
+    "llama4_text": {"attention_chunk_size": 24, "floor_scale": 16, "num_local_experts": 4},
     "gpt_neox": {},
     "gpt2": {"n_embd": 64, "n_layer": 3, "n_head": 4, "n_positions": 512, "n_inner": 96},
 }

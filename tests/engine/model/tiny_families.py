@@ -40,6 +40,7 @@ _OWN: dict[str, dict[str, Any]] = {
     **{family: {"mamba_n_heads": 4} for family in ("bamba", "granitemoehybrid")},
     **{family: {"num_key_value_heads": 4} for family in ("dots3_note", "dots3_note_text")},
     "gpt_neo": {"attention_types": [[["global", "local"], 2]], "window_size": WINDOW},
+    "llama4_text": {"floor_scale": 16},
     "mamba2": {"num_heads": 8},
     "zaya": {"num_experts_per_tok": 1},
 }
