@@ -253,6 +253,16 @@ def test_a_layer_with_one_more_module_is_not_fused() -> None:
         fuse(model, EagerDecoder(model).calls)
 
 
+@pytest.mark.parametrize("asked", [{"chunk": 16}, {"has_sinks": True}])
+def test_attention_that_asks_for_more_than_fused_layers_have_is_not_fused(
+    asked: dict[str, Any],
+) -> None:
+    model = make_model(("llama", {}))
+    first, *others = EagerDecoder(model).calls
+    with pytest.raises(Unfamiliar, match="sinks or within local chunks"):
+        fuse(model, [replace(first, **asked), *others])
+
+
 def test_contexts_end_where_the_engine_ends_them() -> None:
     model = make_model(("llama", {}))
     fused = fuse(model, EagerDecoder(model).calls, max_positions=40)
