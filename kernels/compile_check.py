@@ -191,7 +191,10 @@ def _write(name: str, dtype: torch.dtype, shape: Shape, stored: str) -> Variant:
 
 def _layers(name: str, dtype: torch.dtype, shape: Shape) -> Iterator[Variant]:
     options = layers.norm_options(shape.dim)
-    yield Variant(f"add_and_norm {name}", layers.add_and_norm, dtype, {"DIM": shape.dim}, options)
+    norm = {"DIM": shape.dim, "CENTRES": True}
+    yield Variant(f"add_and_norm {name} centred", layers.add_and_norm, dtype, norm, options)
+    plain = {"DIM": shape.dim, "CENTRES": False, "bias_ptr": None}
+    yield Variant(f"add_and_norm {name}", layers.add_and_norm, dtype, plain, options)
     all_heads = shape.num_heads + 2 * shape.num_kv_heads
     rotate = {
         "HEAD_DIM": shape.head_dim,
@@ -204,7 +207,7 @@ def _layers(name: str, dtype: torch.dtype, shape: Shape) -> Iterator[Variant]:
     yield Variant(f"rotate_and_store {name}", kernel, dtype, plain)
     fp8 = {"kv.ptr": _STORED["fp8"]}
     yield Variant(f"rotate_and_store {name} normed fp8", kernel, dtype, rotate, types=fp8)
-    gate = {"BLOCK": layers.GATE_BLOCK, "GELU": True}
+    gate = {"BLOCK": layers.GATE_BLOCK, "ACTIVATION": "gelu_tanh", "PLAIN": False}
     yield Variant(f"activate_and_multiply {name}", layers.activate_and_multiply, dtype, gate)
 
 

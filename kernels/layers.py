@@ -20,6 +20,8 @@ def add_rms_norm(
     update: Tensor | None,
     weight: Tensor,
     eps: float,
+    bias: Tensor | None = None,
+    centres: bool = False,
     *,
     backend: Backend | None = None,
 ) -> Tensor:
@@ -29,9 +31,12 @@ def add_rms_norm(
     be None. `weight` is [dim], float32 or of the residual's dtype (Gemma's 1 + w is folded into it
     by the caller). The norm is computed in float32 from the sum as it is stored. Source: Zhang and
     Sennrich, "Root Mean Square Layer Normalization", 2019.
+
+    With `centres` the mean of each row is taken from it before, and `bias`, which is as `weight`
+    is, added behind: a layer norm (Ba, Kiros and Hinton, 2016).
     """
     room = backends.room("layers", residual.device, backend)
-    normed: Tensor = room.add_rms_norm(residual, update, weight, eps)
+    normed: Tensor = room.add_rms_norm(residual, update, weight, eps, bias, centres)
     return normed
 
 
@@ -66,19 +71,27 @@ def rotate_and_write(
     return query
 
 
-def gate(gate_up: Tensor, activation: Activation, *, backend: Backend | None = None) -> Tensor:
+def gate(
+    gate_up: Tensor,
+    activation: Activation,
+    is_plain: bool = False,
+    *,
+    backend: Backend | None = None,
+) -> Tensor:
     """The activation of the first half of each row times its second half, computed in float32.
 
-    `gate_up` is [num_tokens, 2 * inter], the result [num_tokens, inter]. `gelu_tanh` is GELU by its
-    tanh approximation. Source: Shazeer, "GLU Variants Improve Transformer", 2020.
+    `gate_up` is [num_tokens, 2 * inter], the result [num_tokens, inter]. With `is_plain` there is
+    no second half: `gate_up` is [num_tokens, inter]. `gelu_tanh` is GELU by its tanh approximation,
+    `relu2` the square of ReLU. Source: Shazeer, "GLU Variants Improve Transformer", 2020.
     """
-    gated: Tensor = backends.room("layers", gate_up.device, backend).gate(gate_up, activation)
+    room = backends.room("layers", gate_up.device, backend)
+    gated: Tensor = room.gate(gate_up, activation, is_plain)
     return gated
 
 
 def stack(layers: Sequence[DecoderLayer], activation: Activation) -> Stack | None:
     """The layers as one call; `None` where their backend has no such call, or not for them."""
-    if backends.default(layers[0].options.before_attention.weight.device) != "native":
+    if backends.default(layers[0].options.rotation.cos.device) != "native":
         return None
     from kernels.native import decoder
 

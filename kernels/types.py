@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-Activation = Literal["silu", "gelu_tanh"]
+Activation = Literal["silu", "gelu_tanh", "relu2"]
 Quantization = Literal["none", "int8", "int4"]
 
 
@@ -113,15 +113,24 @@ class Linear(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Norm:
-    """An RMSNorm: what it multiplies by, any offset included, and its epsilon."""
+    """An RMSNorm: what it multiplies by, any offset included, and its epsilon.
+
+    One that centres what it is given first, and adds a bias behind, is a layer norm.
+    """
 
     weight: Tensor
     eps: float
+    bias: Tensor | None = None  # of the weight's type
+    centres: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Rotation:
-    """Rotary tables, float32 [num_positions, rotary_dim / 2], any scaling included."""
+    """Rotary tables, float32 [num_positions, rotary_dim / 2], any scaling included.
+
+    Of a layer that rotates nothing `rotary_dim` is 0. Where factors depend on a sequence's length,
+    the rows for long ones lie behind those for short ones.
+    """
 
     cos: Tensor
     sin: Tensor
@@ -137,21 +146,33 @@ class LayerOptions:
     sliding_window: int | None
     softcap: float | None
     rotation: Rotation
-    before_attention: Norm
+    before_attention: Norm | None
     after_attention: Norm | None
-    before_mlp: Norm
+    before_mlp: Norm | None
     after_mlp: Norm | None
     query_norm: Norm | None
     """Of each head; with the epsilon of `key_norm`, if there are both."""
     key_norm: Norm | None
+    joint_norms: tuple[Norm, Norm] | None = None
+    """Of all query heads together, and of all key heads."""
+    is_parallel: bool = False
+    """The feed-forward network does not see what attention has found."""
 
 
 @dataclass(frozen=True, slots=True)
 class DecoderLayer:
-    """A layer as those of Llama and its like: attention, then a gated feed-forward network."""
+    """A layer as those of Llama and its like: attention, then a feed-forward network.
+
+    That is gated, or plain: then `gate_up` has as many outputs as `down` has inputs.
+    """
 
     options: LayerOptions
     qkv: Linear
     out: Linear
     gate_up: Linear
     down: Linear
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the feed-forward network has no gate."""
+        return self.gate_up.out_features == self.down.in_features

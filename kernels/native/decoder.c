@@ -47,14 +47,35 @@ static void multiply(const decoder *d, const pw_linear_weights *weights, const v
     pw_linear(weights, d->step->num_tokens, d->attention.type, inputs, outputs);
 }
 
-static void norm(const decoder *d, const pw_norm_weight *norm, int64_t dim, void *residual,
-                 const void *update, void *output) {
+/* `row` is from one row of `residual`, and of `output`, to the next one. */
+static void norm_rows(const decoder *d, const pw_norm_weight *norm, int64_t dim, int64_t row,
+                      void *residual, const void *update, void *output) {
     const pw_norm call = {
-        .residual = residual, .update = update, .weight = norm->weight, .output = output,
-        .residual_row = dim, .update_row = dim, .num_tokens = d->step->num_tokens, .dim = dim,
-        .type = d->attention.type, .weight_is_f32 = norm->is_f32, .eps = norm->eps,
+        .residual = residual, .update = update, .weight = norm->weight, .bias = norm->bias,
+        .output = output, .residual_row = row, .update_row = dim, .output_row = row,
+        .num_tokens = d->step->num_tokens, .dim = dim, .type = d->attention.type,
+        .weight_is_f32 = norm->is_f32, .centres = norm->centres, .eps = norm->eps,
     };
     pw_add_rms_norm(&call);
+}
+
+/* The residual stream with the update added to it, through the norm where there is one. */
+static const void *normed(const decoder *d, const pw_norm_weight *norm, int64_t dim,
+                          const void *update) {
+    norm_rows(d, norm, dim, dim, d->step->residual, update, d->buffers[NORMED]);
+    return norm->weight ? d->buffers[NORMED] : d->step->residual;
+}
+
+/* All heads of queries, and of keys, through the norm that they share, if there is one. */
+static void norm_jointly(const decoder *d, const pw_layer *layer) {
+    const int64_t queries = d->attention.num_heads * d->attention.head_dim;
+    const int64_t keys = d->attention.num_kv_heads * d->attention.head_dim;
+    const int64_t row = layer->qkv->out_features;
+    char *query = d->buffers[QKV], *key = query + queries * pw_size(d->attention.type);
+    if (layer->all_queries.weight) {
+        norm_rows(d, &layer->all_queries, queries, row, query, NULL, query);
+        norm_rows(d, &layer->all_keys, keys, row, key, NULL, key);
+    }
 }
 
 /* The product's result, through the norm where there is one, becomes the step's update. */
@@ -65,7 +86,8 @@ static void update_by(const decoder *d, const pw_linear_weights *weights, const 
         return;
     }
     multiply(d, weights, inputs, d->buffers[PLAIN]);
-    norm(d, after, weights->out_features, d->buffers[PLAIN], NULL, d->step->update);
+    const int64_t dim = weights->out_features;
+    norm_rows(d, after, dim, dim, d->buffers[PLAIN], NULL, d->step->update);
 }
 
 static void rotate(const decoder *d, const pw_layer *layer) {
@@ -91,9 +113,9 @@ static void rotate(const decoder *d, const pw_layer *layer) {
 static int run_layer(decoder *d, const pw_layer *layer, bool first) {
     const pw_step *step = d->step;
     const int64_t dim = layer->qkv->in_features;
-    norm(d, &layer->before_attention, dim, step->residual, first ? NULL : step->update,
-         d->buffers[NORMED]);
-    multiply(d, layer->qkv, d->buffers[NORMED], d->buffers[QKV]);
+    const void *seen = normed(d, &layer->before_attention, dim, first ? NULL : step->update);
+    multiply(d, layer->qkv, seen, d->buffers[QKV]);
+    norm_jointly(d, layer);
     rotate(d, layer);
     d->attention.window = layer->window;
     d->attention.scale = layer->scale;
@@ -102,13 +124,19 @@ static int run_layer(decoder *d, const pw_layer *layer, bool first) {
         return -1;
     }
     update_by(d, layer->out, d->buffers[ATTENDED], &layer->after_attention);
-    norm(d, &layer->before_mlp, dim, step->residual, step->update, d->buffers[NORMED]);
-    multiply(d, layer->gate_up, d->buffers[NORMED], d->buffers[GATE_UP]);
+    if (layer->is_parallel) { /* and NORMED is as attention has seen it */
+        const pw_norm_weight none = {0};
+        normed(d, &none, dim, step->update);
+    } else {
+        seen = normed(d, &layer->before_mlp, dim, step->update);
+    }
+    multiply(d, layer->gate_up, seen, d->buffers[GATE_UP]);
     const pw_gating gating = {
         .gate_up = d->buffers[GATE_UP], .output = d->buffers[GATED],
         .gate_up_row = layer->gate_up->out_features, .num_tokens = step->num_tokens,
         .inter = layer->down->in_features, .type = d->attention.type,
         .activation = layer->activation,
+        .is_plain = layer->gate_up->out_features == layer->down->in_features,
     };
     pw_gate(&gating);
     update_by(d, layer->down, d->buffers[GATED], &layer->after_mlp);

@@ -7,15 +7,17 @@
 
 typedef struct {
     const void *weight; /* NULL: there is no such norm */
-    int64_t is_f32;
+    const void *bias;
+    int64_t is_f32, centres;
     double eps;
 } pw_norm_weight;
 
 typedef struct {
     const pw_linear_weights *qkv, *out, *gate_up, *down;
     pw_norm_weight before_attention, after_attention, before_mlp, after_mlp, query, key;
+    pw_norm_weight all_queries, all_keys;
     const float *cos, *sin; /* [num_positions, half] */
-    int64_t half, window, activation;
+    int64_t half, window, activation, is_parallel;
     double scale, softcap;
 } pw_layer;
 

@@ -15,7 +15,7 @@ from kernels.native.layers import ACTIVATIONS
 from kernels.native.linear import packed_address
 from kernels.types import Activation, AttentionBatch, DecoderLayer, Linear, Norm
 
-_LAYER = Struct("=4q" + 6 * "2qd" + "2q3q2d")
+_LAYER = Struct("=4q" + 8 * "4qd" + "2q4q2d")
 """`pw_layer` of `decoder.h`, field by field."""
 
 _STEP = Struct("=4q2q")
@@ -85,6 +85,7 @@ def _pack(layer: DecoderLayer, activation: int) -> bytes:
         options.after_mlp,
         options.query_norm,
         options.key_norm,
+        *(options.joint_norms or (None, None)),
     )
     cos, sin = options.rotation.cos, options.rotation.sin
     return _LAYER.pack(
@@ -95,12 +96,15 @@ def _pack(layer: DecoderLayer, activation: int) -> bytes:
         cos.shape[1],
         options.sliding_window or 0,
         activation,
+        options.is_parallel,
         options.scale,
         options.softcap or 0.0,
     )
 
 
-def _norm_fields(norm: Norm | None) -> tuple[int, int, float]:
+def _norm_fields(norm: Norm | None) -> tuple[int, int, int, int, float]:
     if norm is None:
-        return 0, 0, 0.0
-    return norm.weight.data_ptr(), norm.weight.dtype == torch.float32, norm.eps
+        return 0, 0, 0, 0, 0.0
+    bias = 0 if norm.bias is None else norm.bias.data_ptr()
+    is_wide = norm.weight.dtype == torch.float32
+    return norm.weight.data_ptr(), bias, is_wide, norm.centres, norm.eps

@@ -10,11 +10,22 @@ from kernels.reference.attention import write_kv
 from kernels.types import Activation
 
 
-def add_rms_norm(residual: Tensor, update: Tensor | None, weight: Tensor, eps: float) -> Tensor:
+def add_rms_norm(
+    residual: Tensor,
+    update: Tensor | None,
+    weight: Tensor,
+    eps: float,
+    bias: Tensor | None = None,
+    centres: bool = False,
+) -> Tensor:
     """See `kernels.layers.add_rms_norm`."""
     if update is not None:
         residual += update
-    return _rms_norm(residual, weight, eps)
+    wide = _wide(residual)
+    if centres:
+        wide = wide - wide.mean(-1, keepdim=True)
+    normed = functional.rms_norm(wide, wide.shape[-1:], weight.to(wide.dtype), eps)
+    return (normed if bias is None else normed + bias).to(residual.dtype)
 
 
 def rotate_and_write(
@@ -42,14 +53,16 @@ def rotate_and_write(
     return _rotate(query, *turn)
 
 
-def gate(gate_up: Tensor, activation: Activation) -> Tensor:
+def gate(gate_up: Tensor, activation: Activation, is_plain: bool = False) -> Tensor:
     """See `kernels.layers.gate`."""
-    first, second = _wide(gate_up).chunk(2, dim=-1)
+    first, *second = _wide(gate_up).chunk(1 if is_plain else 2, dim=-1)
     if activation == "silu":
         active = functional.silu(first)
-    else:
+    elif activation == "gelu_tanh":
         active = functional.gelu(first, approximate="tanh")
-    return active.mul_(second).to(gate_up.dtype)
+    else:
+        active = functional.relu(first).square()
+    return (active if is_plain else active.mul_(*second)).to(gate_up.dtype)
 
 
 def _rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:

@@ -16,7 +16,14 @@ from kernels.types import Activation
 GATE_BLOCK = 1024
 
 
-def add_rms_norm(residual: Tensor, update: Tensor | None, weight: Tensor, eps: float) -> Tensor:
+def add_rms_norm(
+    residual: Tensor,
+    update: Tensor | None,
+    weight: Tensor,
+    eps: float,
+    bias: Tensor | None = None,
+    centres: bool = False,
+) -> Tensor:
     """See `kernels.layers.add_rms_norm`."""
     num_tokens, dim = residual.shape
     output = torch.empty_like(residual)
@@ -26,11 +33,13 @@ def add_rms_norm(residual: Tensor, update: Tensor | None, weight: Tensor, eps: f
             residual,
             update,
             weight,
+            bias,
             residual.stride(0),
             0 if update is None else update.stride(0),
             output.stride(0),
             eps,
             DIM=dim,
+            CENTRES=centres,
             **norm_options(dim),
         )
     return output
@@ -79,17 +88,19 @@ def rotate_and_write(
     return query
 
 
-def gate(gate_up: Tensor, activation: Activation) -> Tensor:
+def gate(gate_up: Tensor, activation: Activation, is_plain: bool = False) -> Tensor:
     """See `kernels.layers.gate`."""
-    num_tokens, both = gate_up.shape
-    output = gate_up.new_empty((num_tokens, both // 2))
+    num_tokens, width = gate_up.shape
+    inter = width if is_plain else width // 2
+    output = gate_up.new_empty((num_tokens, inter))
     with torch.cuda.device(gate_up.get_device()):  # Triton launches on the current device
-        activate_and_multiply[num_tokens, triton.cdiv(both // 2, GATE_BLOCK)](
+        activate_and_multiply[num_tokens, triton.cdiv(inter, GATE_BLOCK)](
             output,
             gate_up,
-            both // 2,
+            inter,
             gate_up.stride(0),
-            GELU=activation == "gelu_tanh",
+            ACTIVATION=activation,
+            PLAIN=is_plain,
             BLOCK=GATE_BLOCK,
         )
     return output
@@ -101,11 +112,13 @@ def add_and_norm(
     residual_ptr,
     update_ptr,  # or None
     weight_ptr,
+    bias_ptr,  # or None
     residual_stride,
     update_stride,
     output_stride,
     eps,
     DIM: tl.constexpr,
+    CENTRES: tl.constexpr,
 ):
     """One program: one token."""
     token = tl.program_id(0).to(tl.int64)
@@ -119,7 +132,11 @@ def add_and_norm(
         tl.store(at, x, mask=inside)
     weight = tl.load(weight_ptr + dims, mask=inside, other=0.0).to(tl.float32)
     wide = x.to(tl.float32)
+    if CENTRES:
+        wide = tl.where(inside, wide - tl.sum(wide) / DIM, 0.0)
     normed = wide * tl.rsqrt(tl.sum(wide * wide) / DIM + eps) * weight
+    if bias_ptr is not None:
+        normed += tl.load(bias_ptr + dims, mask=inside, other=0.0).to(tl.float32)
     to = output_ptr + token * output_stride + dims
     tl.store(to, normed.to(output_ptr.dtype.element_ty), mask=inside)
 
@@ -203,7 +220,13 @@ def head_weights(norms: HeadNorms, shrink, is_query, is_key, dims, HEAD_DIM: tl.
 
 @triton.jit
 def activate_and_multiply(
-    output_ptr, gate_up_ptr, inter, stride, GELU: tl.constexpr, BLOCK: tl.constexpr
+    output_ptr,
+    gate_up_ptr,
+    inter,
+    stride,
+    ACTIVATION: tl.constexpr,
+    PLAIN: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):
     """One program: `BLOCK` results of one token."""
     token = tl.program_id(0).to(tl.int64)
@@ -211,12 +234,15 @@ def activate_and_multiply(
     inside = columns < inter
     at = gate_up_ptr + token * stride + columns
     x = tl.load(at, mask=inside, other=0.0).to(tl.float32)
-    up = tl.load(at + inter, mask=inside, other=0.0).to(tl.float32)
-    if GELU:
+    if ACTIVATION == "gelu_tanh":
         inner = 0.7978845608028654 * (x + 0.044715 * x * x * x)
         # tanh through exp, whose overflow to infinity gives the right limit of 1.
         active = x * (1.0 - 1.0 / (tl.exp(2.0 * inner) + 1.0))
+    elif ACTIVATION == "relu2":
+        active = tl.where(x > 0, x * x, 0.0)
     else:
         active = x / (1.0 + tl.exp(-x))
+    if not PLAIN:
+        active *= tl.load(at + inter, mask=inside, other=0.0).to(tl.float32)
     to = output_ptr + token * inter + columns
-    tl.store(to, (active * up).to(output_ptr.dtype.element_ty), mask=inside)
+    tl.store(to, active.to(output_ptr.dtype.element_ty), mask=inside)

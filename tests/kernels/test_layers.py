@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 import pytest
 import torch
 from torch import Tensor
@@ -51,21 +54,40 @@ def test_the_update_is_added_in_place_and_the_sum_is_normed(
 
 
 @on_each
-@pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])
-def test_the_first_half_gates_the_second(
+@pytest.mark.parametrize("has_bias", [False, True])
+def test_a_norm_that_centres_is_a_layer_norm(
+    backend: Backend, dtype: torch.dtype, has_bias: bool
+) -> None:
+    residual = random(5, 72, dtype=dtype) + 3
+    weight, bias = random(72, dtype=dtype, seed=2), random(72, dtype=dtype, seed=3)
+    actual = add_rms_norm(
+        residual, None, weight, 1e-5, bias if has_bias else None, True, backend=backend
+    )
+    wide = residual.double(), (72,), weight.double(), bias.double() if has_bias else None
+    assert_close(actual, functional.layer_norm(*wide, eps=1e-5))
+
+
+ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
+    "silu": functional.silu,
+    "gelu_tanh": partial(functional.gelu, approximate="tanh"),
+    "relu2": lambda x: functional.relu(x).square(),
+}
+
+
+@on_each
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_the_first_half_gates_the_second_where_there_is_one(
     backend: Backend, dtype: torch.dtype, activation: Activation
 ) -> None:
     gate_up = random(3, 70, dtype=dtype)
     first, second = gate_up.double().chunk(2, dim=-1)
-    if activation == "silu":
-        expected = functional.silu(first) * second
-    else:
-        expected = functional.gelu(first, approximate="tanh") * second
-    assert_close(gate(gate_up, activation, backend=backend), expected)
+    activate = ACTIVATIONS[activation]
+    assert_close(gate(gate_up, activation, backend=backend), activate(first) * second)
+    assert_close(gate(gate_up, activation, True, backend=backend), activate(gate_up.double()))
 
 
 @on_each
-@pytest.mark.parametrize("rotary_dim", [16, 8])
+@pytest.mark.parametrize("rotary_dim", [16, 8, 0])
 @pytest.mark.parametrize("normed", [False, True])
 def test_heads_are_normed_and_turned_and_keys_and_values_land_in_their_slots(
     backend: Backend, dtype: torch.dtype, rotary_dim: int, normed: bool

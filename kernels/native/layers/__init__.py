@@ -15,31 +15,41 @@ from kernels.types import Activation
 
 _LONGEST_HEAD = 1024
 
-_NORM = Struct("=4q4q2qd")
+_NORM = Struct("=5q5q3qd")
 """`pw_norm` of `layers.h`, field by field."""
 
 _ROTATION = Struct("=9q6q5q4qd")
 """`pw_rotation`."""
 
-_GATING = Struct("=2q3q2q")
+_GATING = Struct("=2q3q3q")
 """`pw_gating`."""
 
-ACTIVATIONS: dict[Activation, int] = {"silu": 0, "gelu_tanh": 1}
+ACTIVATIONS: dict[Activation, int] = {"silu": 0, "gelu_tanh": 1, "relu2": 2}
 
 
-def add_rms_norm(residual: Tensor, update: Tensor | None, weight: Tensor, eps: float) -> Tensor:
+def add_rms_norm(
+    residual: Tensor,
+    update: Tensor | None,
+    weight: Tensor,
+    eps: float,
+    bias: Tensor | None = None,
+    centres: bool = False,
+) -> Tensor:
     """See `kernels.layers.add_rms_norm`."""
     num_tokens, dim = residual.shape
+    assert bias is None or bias.dtype == weight.dtype
     output = torch.empty_like(residual)
     _add_rms_norm(
         _NORM.pack(
-            *map(pointer, (residual, update, weight, output)),
+            *map(pointer, (residual, update, weight, bias, output)),
             residual.stride(0),
             0 if update is None else update.stride(0),
+            output.stride(0),
             num_tokens,
             dim,
             TYPES[residual.dtype],
             weight.dtype == torch.float32,
+            centres,
             eps,
         )
     )
@@ -84,19 +94,21 @@ def rotate_and_write(
     return query
 
 
-def gate(gate_up: Tensor, activation: Activation) -> Tensor:
+def gate(gate_up: Tensor, activation: Activation, is_plain: bool = False) -> Tensor:
     """See `kernels.layers.gate`."""
     num_tokens, width = gate_up.shape
-    output = gate_up.new_empty(num_tokens, width // 2)
+    inter = width if is_plain else width // 2
+    output = gate_up.new_empty(num_tokens, inter)
     _gate(
         _GATING.pack(
             gate_up.data_ptr(),
             output.data_ptr(),
             gate_up.stride(0),
             num_tokens,
-            width // 2,
+            inter,
             TYPES[gate_up.dtype],
             ACTIVATIONS[activation],
+            is_plain,
         )
     )
     return output

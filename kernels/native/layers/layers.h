@@ -11,11 +11,13 @@
 typedef struct {
     void *residual; /* [num_tokens, dim], rows residual_row apart; updated in place */
     const void *update; /* rows update_row apart, or NULL */
-    const void *weight; /* [dim] */
-    void *output;       /* [num_tokens, dim] */
-    int64_t residual_row, update_row, num_tokens, dim;
+    const void *weight; /* [dim], or NULL: there is no output, but the sum */
+    const void *bias;   /* [dim], or NULL */
+    void *output;       /* rows output_row apart; may be where `residual` is */
+    int64_t residual_row, update_row, output_row, num_tokens, dim;
     int64_t type;
-    int64_t weight_is_f32;
+    int64_t weight_is_f32; /* and bias */
+    int64_t centres;       /* each row's mean is taken from it first */
     double eps;
 } pw_norm;
 
@@ -35,14 +37,15 @@ typedef struct {
     double eps;
 } pw_rotation;
 
-typedef enum { PW_SILU, PW_GELU_TANH } pw_activation;
+typedef enum { PW_SILU, PW_GELU_TANH, PW_RELU2 } pw_activation;
 
 typedef struct {
-    const void *gate_up; /* [num_tokens, 2 * inter], rows gate_up_row apart */
+    const void *gate_up; /* [num_tokens, 2 * inter, or inter], rows gate_up_row apart */
     void *output;        /* [num_tokens, inter] */
     int64_t gate_up_row, num_tokens, inter;
     int64_t type;
     int64_t activation;
+    int64_t is_plain; /* nothing is gated */
 } pw_gating;
 
 /* The code for one instruction set; each but `store` does the tokens from `begin` up to `end`. */

@@ -22,13 +22,41 @@ static inline vf TYPED(load_weight)(const void *weight, bool is_f32, int64_t i, 
     return TYPED(load_some)((const ELEMENT *)weight + i, left);
 }
 
+/* What of a row is above its mean; beyond its end lie zeros. */
+static inline vf TYPED(centred)(const ELEMENT *p, float mean, int64_t left) {
+    const vf x = v_sub(TYPED(load_some)(p, left), v_set(mean));
+    if (left >= LANES) {
+        return x;
+    }
+    float end[LANES];
+    v_store_f32(end, x);
+    return v_load_end_f32(end, (int)left);
+}
+
+static float TYPED(mean)(const ELEMENT *row, int64_t dim) {
+    vf sum = v_set(0.0f);
+    for (int64_t i = 0; i < dim; i += LANES) {
+        sum = v_add(sum, TYPED(load_some)(row + i, dim - i));
+    }
+    return v_sum(sum) / (float)dim;
+}
+
+static vf TYPED(squares_around)(const ELEMENT *row, int64_t dim, float mean) {
+    vf squares = v_set(0.0f);
+    for (int64_t i = 0; i < dim; i += LANES) {
+        const vf x = TYPED(centred)(row + i, mean, dim - i);
+        squares = v_fma(x, x, squares);
+    }
+    return squares;
+}
+
 static void TYPED(norm)(const pw_norm *call, int64_t begin, int64_t end) {
     const int64_t dim = call->dim;
     for (int64_t token = begin; token < end; token++) {
         ELEMENT *residual = (ELEMENT *)call->residual + token * call->residual_row;
         const ELEMENT *update =
             call->update ? (const ELEMENT *)call->update + token * call->update_row : NULL;
-        ELEMENT *output = (ELEMENT *)call->output + token * dim;
+        ELEMENT *output = (ELEMENT *)call->output + token * call->output_row;
         vf squares = v_set(0.0f);
         for (int64_t i = 0; i < dim; i += LANES) {
             vf x = TYPED(load_some)(residual + i, dim - i);
@@ -39,11 +67,23 @@ static void TYPED(norm)(const pw_norm *call, int64_t begin, int64_t end) {
             }
             squares = v_fma(x, x, squares);
         }
+        if (!call->weight) {
+            continue;
+        }
+        float mean = 0.0f;
+        if (call->centres) {
+            mean = TYPED(mean)(residual, dim);
+            squares = TYPED(squares_around)(residual, dim, mean);
+        }
         const vf factor = v_set(1.0f / sqrtf(v_sum(squares) / (float)dim + (float)call->eps));
         for (int64_t i = 0; i < dim; i += LANES) {
-            const vf x = v_mul(TYPED(load_some)(residual + i, dim - i), factor);
-            const vf weight = TYPED(load_weight)(call->weight, call->weight_is_f32, i, dim - i);
-            TYPED(store_some)(output + i, v_mul(x, weight), dim - i);
+            const int64_t left = dim - i;
+            const vf x = v_mul(v_sub(TYPED(load_some)(residual + i, left), v_set(mean)), factor);
+            vf y = v_mul(x, TYPED(load_weight)(call->weight, call->weight_is_f32, i, left));
+            if (call->bias) {
+                y = v_add(y, TYPED(load_weight)(call->bias, call->weight_is_f32, i, left));
+            }
+            TYPED(store_some)(output + i, y, left);
         }
     }
 }
@@ -140,9 +180,13 @@ static void TYPED(rotate)(const pw_rotation *call, int64_t begin, int64_t end) {
 }
 
 /* GELU by its tanh approximation is x * sigmoid(2u): no tanh, and nothing cancels. */
-static inline vf TYPED(activate)(vf x, bool gelu) {
+static inline vf TYPED(activate)(vf x, pw_activation activation) {
+    if (activation == PW_RELU2) {
+        const vf positive = v_max(x, v_set(0.0f));
+        return v_mul(positive, positive);
+    }
     vf exponent = x;
-    if (gelu) {
+    if (activation == PW_GELU_TANH) {
         const vf cubic = v_fma(v_mul(v_mul(x, x), v_set(0.044715f)), x, x);
         exponent = v_mul(cubic, v_set(1.5957691216f)); /* 2 sqrt(2 / pi) */
     }
@@ -152,14 +196,16 @@ static inline vf TYPED(activate)(vf x, bool gelu) {
 
 static void TYPED(gate)(const pw_gating *call, int64_t begin, int64_t end) {
     const int64_t inter = call->inter;
-    const bool gelu = call->activation == PW_GELU_TANH;
+    const pw_activation activation = (pw_activation)call->activation;
     for (int64_t token = begin; token < end; token++) {
         const ELEMENT *first = (const ELEMENT *)call->gate_up + token * call->gate_up_row;
         ELEMENT *output = (ELEMENT *)call->output + token * inter;
         for (int64_t i = 0; i < inter; i += LANES) {
-            const vf active = TYPED(activate)(TYPED(load_some)(first + i, inter - i), gelu);
-            const vf factor = TYPED(load_some)(first + inter + i, inter - i);
-            TYPED(store_some)(output + i, v_mul(active, factor), inter - i);
+            vf active = TYPED(activate)(TYPED(load_some)(first + i, inter - i), activation);
+            if (!call->is_plain) {
+                active = v_mul(active, TYPED(load_some)(first + inter + i, inter - i));
+            }
+            TYPED(store_some)(output + i, active, inter - i);
         }
     }
 }

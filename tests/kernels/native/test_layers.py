@@ -54,7 +54,22 @@ def test_a_norm_adds_in_place_and_normalises_what_is_stored(
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("head_dim", "half"), [(64, 32), (16, 4), (33, 7), (80, 40)])
+@pytest.mark.parametrize("dim", [2, 7, 64, 100])
+@pytest.mark.parametrize("weights_are_wide", [False, True])
+def test_a_norm_that_centres_is_a_layer_norm(
+    dtype: torch.dtype, dim: int, weights_are_wide: bool
+) -> None:
+    residual = (torch.randn(5, 2 * dim) + 3).to(dtype)[:, dim:]
+    weight, bias = torch.randn(2, dim).to(torch.float32 if weights_are_wide else dtype)
+    wide = (residual.double(), (dim,), weight.double())
+    centred = native_layers.add_rms_norm(residual, None, weight, 1e-2, None, True)
+    assert_close(centred, functional.layer_norm(*wide, eps=1e-2))
+    biased = native_layers.add_rms_norm(residual, None, weight, 1e-2, bias, True)
+    assert_close(biased, functional.layer_norm(*wide, bias.double(), eps=1e-2))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("head_dim", "half"), [(64, 32), (16, 4), (33, 7), (80, 40), (64, 0)])
 @pytest.mark.parametrize("normed", [False, True])
 def test_queries_and_keys_are_turned_and_stored(
     dtype: torch.dtype, head_dim: int, half: int, normed: bool
@@ -107,12 +122,21 @@ def test_a_gate_equals_torchs(dtype: torch.dtype, inter: int) -> None:
     assert_close(native_layers.gate(gate_up, "silu"), silu)
     gelu = functional.gelu(first, approximate="tanh") * second
     assert_close(native_layers.gate(gate_up, "gelu_tanh"), gelu)
+    square = functional.relu(first).square() * second
+    assert_close(native_layers.gate(gate_up, "relu2"), square)
+
+
+@pytest.mark.parametrize("inter", [3, 64, 100])
+def test_an_activation_alone_equals_torchs(inter: int) -> None:
+    x = torch.randn(5, inter) * 10
+    assert_close(native_layers.gate(x, "silu", True), functional.silu(x.double()))
+    assert_close(native_layers.gate(x, "relu2", True), functional.relu(x.double()).square())
 
 
 def test_a_gate_of_extreme_values_is_finite() -> None:
     gate_up = torch.tensor([[-1e4, -90.0, 0.0, 90.0, 1e4, 1.0, 1.0, 1.0, 1.0, 1.0]])
     expected = torch.tensor([[0.0, 0.0, 0.0, 90.0, 1e4]])
-    for activation in native_layers.ACTIVATIONS:
+    for activation in ("silu", "gelu_tanh"):
         torch.testing.assert_close(native_layers.gate(gate_up, activation), expected)
 
 

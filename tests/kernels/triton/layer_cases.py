@@ -40,14 +40,24 @@ def _norms(dtype: torch.dtype, device: torch.device) -> Iterator[tuple[str, floa
         ours = triton_layers.add_rms_norm(residual, added, weight.to(device), 1e-5)
         expected = reference.add_rms_norm(theirs, update, weight, 1e-5)
         yield name, max(_error(ours, expected), _error(residual, theirs))
+    bias = torch.randn(72)
+    for name, added in (("layer norm", None), ("layer norm with bias", bias)):
+        theirs = torch.randn(3, 72).to(dtype) + 2
+        place = None if added is None else added.to(device)
+        ours = triton_layers.add_rms_norm(
+            theirs.to(device), None, weight.to(device), 1e-5, place, True
+        )
+        yield name, _error(ours, reference.add_rms_norm(theirs, None, weight, 1e-5, added, True))
 
 
 def _gates(dtype: torch.dtype, device: torch.device) -> Iterator[tuple[str, float]]:
     gate_up = torch.randn(2, 140).to(dtype) * 4
-    activations: tuple[Activation, ...] = ("silu", "gelu_tanh")
+    activations: tuple[Activation, ...] = ("silu", "gelu_tanh", "relu2")
     for activation in activations:
-        ours = triton_layers.gate(gate_up.to(device), activation)
-        yield activation, _error(ours, reference.gate(gate_up, activation))
+        for kind, is_plain in (("gated", False), ("alone", True)):
+            ours = triton_layers.gate(gate_up.to(device), activation, is_plain)
+            error = _error(ours, reference.gate(gate_up, activation, is_plain))
+            yield f"{activation} {kind}", error
 
 
 def _rotations(dtype: torch.dtype, device: torch.device) -> Iterator[tuple[str, float]]:
@@ -56,6 +66,7 @@ def _rotations(dtype: torch.dtype, device: torch.device) -> Iterator[tuple[str, 
     for name, half, normed, storage in (
         ("rotation", 16, False, dtype),
         ("rotation of some dimensions, normed", 12, True, dtype),
+        ("rotation of none", 0, False, dtype),
         ("rotation, normed, int8", 16, True, torch.int8),
         ("rotation, fp8", 16, False, torch.uint8),
     ):
@@ -89,7 +100,12 @@ def _rotations(dtype: torch.dtype, device: torch.device) -> Iterator[tuple[str, 
 def _cache_error(ours: Tensor, theirs: Tensor, exact: int | None) -> float:
     if exact is not None:
         return _error(ours, theirs)
-    return ((ours.cpu().int() - theirs.int()).abs() > 1).sum().item()
+    codes = ((ours.cpu().int() - theirs.int())[..., :HEAD_DIM].abs() > 1).sum().item()
+    return codes + _error(_scales(ours), _scales(theirs))
+
+
+def _scales(rows: Tensor) -> Tensor:
+    return rows[..., HEAD_DIM : HEAD_DIM + 4].contiguous().view(torch.float32)
 
 
 def _products(dtype: torch.dtype, device: torch.device) -> Iterator[tuple[str, float]]:
