@@ -46,6 +46,11 @@ class GroupedWeight:
         weights = groups.mul_(self.scales[..., None]).add_(self.minima[..., None])
         return weights.flatten(1)[:, : self.in_features]
 
+    def take(self, rows: Tensor) -> GroupedWeight:
+        """The matrix of these rows, in their order."""
+        parts = self.codes[rows], self.scales[rows], self.minima[rows]
+        return GroupedWeight(self.in_features, self.bits, *parts)
+
 
 def group(weight: Tensor, bits: Bits = 4) -> GroupedWeight:
     """Round to the nearest of 16 or 256 steps between a group's least and its greatest weight.

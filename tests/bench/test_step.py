@@ -89,7 +89,7 @@ def test_caches_in_8_bits_and_the_invariant_mode_are_compared_with_the_default(
 
 
 def test_a_model_that_is_not_fused_shows_its_attention(measure: Measure, tmp_path: Path) -> None:
-    found = taken_apart(measure, "olmo2", tmp_path)
+    found = taken_apart(measure, "gpt_neox", tmp_path)
     assert min(found[f"us_decode_8_{part}"] for part in ("attention", "rotation", "forward")) > 0
     assert not found["us_decode_8_qkv"]
 

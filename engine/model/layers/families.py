@@ -1,55 +1,45 @@
 """What the decoder families have in common, and where they differ, read from a loaded model.
 
 `describe` turns a `transformers` model into a neutral description: its own modules give weights,
-epsilons, activation, rotary tables and scales. It knows Llama, Mistral, Qwen2, Qwen3, Gemma, Gemma2
-and Gemma3 (text) by the classes of their modules, and guesses nothing: whatever is not exactly as
-expected makes a model `Unfamiliar`.
+epsilons, activation, rotary tables and scales. It knows the families that
+`engine.model.layers.family` lists by the classes of their modules, and guesses nothing: whatever is
+not exactly as expected makes a model `Unfamiliar`.
+
+Factors that a family has in many places go into few. Where all updates are multiplied by m before
+they are added to the residual stream (Granite), that is described as one of an m-th of the size:
+its norms give the same if their epsilons are divided by the square of m.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.activations import ACT2FN
 
 from engine.model.checkpoints.coded_linear import CodedLinear, Product
 from engine.model.layers.eager import AttentionCall
+from engine.model.layers.family import FAMILIES
+from engine.model.layers.rotary import LengthRotary
 from kernels.types import Activation, LayerOptions, Norm, Rotation
 
-_ACTIVATIONS: dict[str, Activation] = {"silu": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
+_ACTIVATIONS: dict[str, Activation] = {
+    "silu": "silu",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu_new": "gelu_tanh",
+    "relu2": "relu2",
+}
 _FIXED_ROTATIONS = {"default", "linear", "llama3", "yarn", "dynamic"}
 """Kinds of rotary embedding whose angles depend on the position alone, up to the model's own
 context; dynamic ones only change behind it."""
+_Value = TypeVar("_Value", bound=Hashable)
 
-
-@dataclass(frozen=True, slots=True)
-class _Family:
-    """How a family differs from Llama."""
-
-    head_norms: bool = False
-    """Queries and keys are normed by head."""
-    offset_norms: bool = False
-    """Norms multiply by 1 + weight."""
-    update_norms: bool = False
-    """What attention and feed-forward give is normed before it is added to the residual stream."""
-    capped_logits: bool = False
-    """Logits may have a soft cap."""
-
-
-_FAMILIES = {
-    "Llama": _Family(),
-    "Mistral": _Family(),
-    "Qwen2": _Family(),
-    "Qwen3": _Family(head_norms=True),
-    "Gemma": _Family(offset_norms=True),
-    "Gemma2": _Family(offset_norms=True, update_norms=True, capped_logits=True),
-    "Gemma3": _Family(head_norms=True, offset_norms=True, update_norms=True, capped_logits=True),
-}
+_ROTATION_BY_LENGTH = "longrope"
+"""A kind whose angles are fixed in contexts that are not long, and else a `LengthRotary`'s."""
 
 
 class Unfamiliar(Exception):
@@ -62,9 +52,14 @@ class LayerDescription:
 
     options: LayerOptions
     qkv: list[Product]
+    """Of queries, keys and values, or one for all."""
     out: Product
     gate_up: list[Product]
+    """Of gate and up, or one for both, or for up alone."""
     down: Product
+    head_order: Tensor | None
+    """[head_dim], places: the dimensions of each query and key head so that those which are turned
+    together lie as `kernels.layers.rotate_and_write` has them. `None`: they do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +74,8 @@ class Description:
     head: Product
     softcap: float | None
     """Of the logits."""
+    long_row: int | None
+    """Of the rotary tables, the first row for long sequences, if those have rows of their own."""
 
 
 def describe(
@@ -89,7 +86,7 @@ def describe(
     The rotary tables end where the model's contexts do, or at `max_positions`. Raises `Unfamiliar`.
     """
     name = type(model).__name__.removesuffix("ForCausalLM")
-    if name not in _FAMILIES or not type(model).__module__.startswith("transformers.models."):
+    if name not in FAMILIES or not type(model).__module__.startswith("transformers.models."):
         raise Unfamiliar(f"{type(model).__name__} is not a known family")
     num_positions: int = model.config.max_position_embeddings
     if max_positions is not None:
@@ -103,89 +100,138 @@ class _Reader:
     def __init__(self, model: PreTrainedModel, name: str) -> None:
         self._model: Any = model
         self._name = name
-        self._family = _FAMILIES[name]
+        self._family = FAMILIES[name]
+        self._stream_scale = 1.0
+        """What the residual stream as it is described is to be multiplied by, to be the model's."""
 
     def description(self, calls: Sequence[AttentionCall], num_positions: int) -> Description:
+        family, inner = self._family, self._model.model
+        if family.scaled_queries and not self._is_short(num_positions):
+            raise Unfamiliar("queries are scaled by their positions")
         _require_children(self._model, {"model", "lm_head"})
-        inner = self._model.model
-        _require_children(inner, {"embed_tokens", "layers", "norm", "rotary_emb"})
+        _require_children(inner, {"embed_tokens", "layers", family.last_norm, "rotary_emb"})
         if len(inner.layers) != len(calls):
             raise Unfamiliar(f"{len(inner.layers)} layers, of which {len(calls)} attend")
-        rotations = self._rotations(len(calls), num_positions)
+        if family.multipliers:
+            self._stream_scale = _the_only(layer.residual_multiplier for layer in inner.layers)
+        rotations = self._rotations(inner.layers, num_positions)
         layers = list(map(self._layer, inner.layers, calls, rotations))
+        rotary = inner.rotary_emb
+        activations = (getattr(layer.mlp, family.activation) for layer in inner.layers)
         return Description(
             embedding=inner.embed_tokens,
-            embedding_scale=self._embedding_scale(inner.embed_tokens),
+            embedding_scale=self._embedding_scale(inner),
             layers=layers,
-            activation=_the_only({self._activation(layer.mlp.act_fn) for layer in inner.layers}),
-            norm=self._norm(inner.norm),
+            activation=_the_only(map(self._activation, activations)),
+            norm=self._last_norm(getattr(inner, family.last_norm)),
             head=_linear(self._model.lm_head),
-            softcap=self._model.config.final_logit_softcapping
-            if self._family.capped_logits
-            else None,
+            softcap=self._model.config.final_logit_softcapping if family.capped_logits else None,
+            long_row=rotary.switch if isinstance(rotary, LengthRotary) else None,
         )
 
     def _layer(self, layer: Any, call: AttentionCall, rotation: Rotation) -> LayerDescription:
+        family = self._family
         self._require_class(layer, "DecoderLayer")
-        norms = {"input_layernorm", "post_attention_layernorm"}
-        if self._family.update_norms:
-            norms |= {"pre_feedforward_layernorm", "post_feedforward_layernorm"}
-        _require_children(layer, {"self_attn", "mlp"} | norms)
+        _require_children(layer, {"self_attn", "mlp"} | family.norms.names)
         attention, mlp = layer.self_attn, layer.mlp
         self._require_class(attention, "Attention")
         self._require_class(mlp, "MLP")
-        head_norms = {"q_norm", "k_norm"} if self._family.head_norms else set()
-        _require_children(attention, {"q_proj", "k_proj", "v_proj", "o_proj"} | head_norms)
-        _require_children(mlp, {"gate_proj", "up_proj", "down_proj", "act_fn"})
+        norms = {"q_norm", "k_norm"} if family.head_norms or family.joint_norms else set()
+        _require_children(attention, {*family.qkv, family.out} | norms)
+        _require_children(mlp, {*family.gate_up, family.down, family.activation})
         if not attention.is_causal:
             raise Unfamiliar("attention looks at later tokens")
         if call.chunk is not None or call.has_sinks:
             raise Unfamiliar("attention with sinks or within local chunks")
-        if 2 * rotation.cos.shape[1] != call.head_dim:
-            raise Unfamiliar("only a part of each head is rotated")
-        after_attention = layer.post_attention_layernorm
-        options = LayerOptions(
+        return LayerDescription(
+            options=self._options(layer, call, rotation),
+            qkv=[_linear(getattr(attention, name)) for name in family.qkv],
+            out=_linear(getattr(attention, family.out)),
+            gate_up=[_linear(getattr(mlp, name)) for name in family.gate_up],
+            down=_linear(getattr(mlp, family.down)),
+            head_order=self._head_order(call.head_dim, rotation),
+        )
+
+    def _options(self, layer: Any, call: AttentionCall, rotation: Rotation) -> LayerOptions:
+        family, attention = self._family, layer.self_attn
+
+        def norm(name: str | None, of_stream: bool = False) -> Norm | None:
+            return None if name is None else self._norm(getattr(layer, name), of_stream)
+
+        has_norms = family.head_norms or family.joint_norms
+        pair = (self._norm(attention.q_norm), self._norm(attention.k_norm)) if has_norms else None
+        query_norm, key_norm = pair if pair and family.head_norms else (None, None)
+        return LayerOptions(
             num_heads=call.num_heads,
             num_kv_heads=call.num_kv_heads,
             scale=call.scale,
             sliding_window=call.sliding_window,
             softcap=call.softcap,
             rotation=rotation,
-            before_attention=self._norm(layer.input_layernorm),
-            after_attention=self._norm(after_attention) if self._family.update_norms else None,
-            before_mlp=self._norm(
-                layer.pre_feedforward_layernorm if self._family.update_norms else after_attention
-            ),
-            after_mlp=self._norm(layer.post_feedforward_layernorm)
-            if self._family.update_norms
-            else None,
-            query_norm=self._norm(attention.q_norm) if head_norms else None,
-            key_norm=self._norm(attention.k_norm) if head_norms else None,
+            before_attention=norm(family.norms.before_attention, of_stream=True),
+            after_attention=norm(family.norms.after_attention),
+            before_mlp=norm(family.norms.before_mlp, of_stream=True),
+            after_mlp=norm(family.norms.after_mlp),
+            query_norm=query_norm,
+            key_norm=key_norm,
+            joint_norms=pair if family.joint_norms else None,
+            is_parallel=family.norms.is_parallel,
         )
-        return LayerDescription(
-            options=options,
-            qkv=[_linear(part) for part in (attention.q_proj, attention.k_proj, attention.v_proj)],
-            out=_linear(attention.o_proj),
-            gate_up=[_linear(mlp.gate_proj), _linear(mlp.up_proj)],
-            down=_linear(mlp.down_proj),
-        )
+
+    def _head_order(self, head_dim: int, rotation: Rotation) -> Tensor | None:
+        turned = 2 * rotation.cos.shape[1]
+        if turned > head_dim:
+            raise Unfamiliar("more is turned than a head has dimensions")
+        if not self._family.is_paired or not turned:
+            return None
+        places = torch.arange(head_dim, device=rotation.cos.device)
+        return torch.cat([places[:turned:2], places[1:turned:2], places[turned:]])
 
     def _require_class(self, module: nn.Module, role: str) -> None:
         kind = type(module)
         if kind.__name__ != self._name + role or kind.__module__ != type(self._model).__module__:
             raise Unfamiliar(f"{kind.__name__} in place of {self._name}{role}")
 
-    def _norm(self, module: Any) -> Norm:
-        self._require_class(module, "RMSNorm")
-        if self._family.offset_norms:
-            return Norm(module.weight.detach().float() + 1, module.eps)
-        return Norm(module.weight.detach().clone(), module.variance_epsilon)
+    def _norm(self, module: Any, of_stream: bool = False) -> Norm:
+        """One `of_stream` has the residual stream before it."""
+        family = self._family
+        if family.norm is not None:
+            self._require_class(module, family.norm)
+        elif type(module) is not nn.LayerNorm:
+            raise Unfamiliar(f"{type(module).__name__} in place of LayerNorm")
+        weight, bias = module.weight.detach(), getattr(module, "bias", None)
+        weight = weight.float() + 1 if family.offset_norms else weight.clone()
+        eps: float = module.eps if hasattr(module, "eps") else module.variance_epsilon
+        return Norm(
+            weight,
+            eps / self._stream_scale**2 if of_stream else eps,
+            None if bias is None else bias.detach().to(weight.dtype, copy=True),
+            centres=family.norm != "RMSNorm",
+        )
 
-    def _embedding_scale(self, module: Any) -> float:
-        if type(module) is nn.Embedding and not self._family.offset_norms:
-            return 1.0
-        self._require_class(module, "TextScaledWordEmbedding")
-        return float(module.embed_scale.to(module.weight.dtype))
+    def _last_norm(self, module: Any) -> Norm:
+        """What the logits are to be multiplied by, it multiplies by before them."""
+        norm, scale = self._norm(module, of_stream=True), self._logit_scale()
+        if scale == 1:
+            return norm
+        if norm.bias is not None or self._model.lm_head.bias is not None:
+            raise Unfamiliar("logits that are multiplied behind a bias")
+        return replace(norm, weight=norm.weight.float() * scale)
+
+    def _logit_scale(self) -> float:
+        if self._family.multipliers:
+            return 1 / float(self._model.config.logits_scaling)
+        return float(self._model.logit_scale) if self._family.logit_scale else 1.0
+
+    def _embedding_scale(self, inner: Any) -> float:
+        module = inner.embed_tokens
+        if self._family.scaled_embedding:
+            self._require_class(module, "TextScaledWordEmbedding")
+            return float(module.embed_scale.to(module.weight.dtype))
+        if type(module) is not nn.Embedding:
+            raise Unfamiliar(f"an embedding of class {type(module).__name__}")
+        multiplier = inner.embedding_multiplier if self._family.multipliers else 1.0
+        return float(multiplier / self._stream_scale)
 
     def _activation(self, module: nn.Module) -> Activation:
         for name, activation in _ACTIVATIONS.items():
@@ -193,34 +239,72 @@ class _Reader:
                 return activation
         raise Unfamiliar(f"the activation is {type(module).__name__}")
 
-    def _rotations(self, num_layers: int, num_positions: int) -> list[Rotation]:
+    def _rotations(self, layers: Sequence[Any], num_positions: int) -> list[Rotation]:
         """Each layer's tables, which layers of a kind share."""
         module = self._model.model.rotary_emb
+        if isinstance(module, LengthRotary):
+            tables = [
+                self._rotation(module.short, module.switch),
+                self._rotation(module.long, num_positions),
+            ]
+            return self._turning(layers, [_joined(tables)] * len(layers))
         self._require_class(module, "RotaryEmbedding")
         types = module.rope_type
         by_kind = isinstance(types, dict)
         unknown = (set(types.values()) if by_kind else {types}) - _FIXED_ROTATIONS
-        if unknown:
+        if unknown and not (types == _ROTATION_BY_LENGTH and self._is_short(num_positions)):
             raise Unfamiliar(f"rotary embedding of type {', '.join(unknown)}")
         if not by_kind:
-            return [self._rotation(num_positions)] * num_layers
-        tables = {kind: self._rotation(num_positions, layer_type=kind) for kind in types}
-        return [tables[kind] for kind in self._model.config.layer_types[:num_layers]]
+            return self._turning(layers, [self._rotation(module, num_positions)] * len(layers))
+        kinds = self._model.config.layer_types
+        by_type = {kind: self._rotation(module, num_positions, layer_type=kind) for kind in types}
+        return self._turning(layers, [by_type[kind] for kind in kinds[: len(layers)]])
+
+    def _is_short(self, num_positions: int) -> bool:
+        """Whether no sequence is longer than those that the model first learnt from."""
+        rope: Any = self._model.config.rope_parameters
+        return num_positions <= int(rope["original_max_position_embeddings"])
+
+    def _turning(self, layers: Sequence[Any], rotations: list[Rotation]) -> list[Rotation]:
+        """What layers turn by that have these tables; of some families not all layers do."""
+        turns = [self._family.rotates(layer.self_attn) for layer in layers]
+        pairs = zip(turns, rotations, strict=True)
+        return [tables if does else _none_of(tables) for does, tables in pairs]
 
     @torch.no_grad()
-    def _rotation(self, num_positions: int, **options: str) -> Rotation:
+    def _rotation(self, module: Any, num_positions: int, **options: str) -> Rotation:
         device = self._model.device
         positions = torch.arange(num_positions, device=device)[None]
         like = torch.empty(0, dtype=torch.float32, device=device)
-        cos, sin = self._model.model.rotary_emb(like, positions, **options)
-        half = cos.shape[-1] // 2
-        if not (torch.equal(cos[..., :half], cos[..., half:]) and cos.dtype == torch.float32):
-            raise Unfamiliar("rotary tables of two halves that differ")
-        return Rotation(cos[0, :, :half].contiguous(), sin[0, :, :half].contiguous())
+        cos, sin = (table[0] for table in module(like, positions, **options))
+        return Rotation(self._half(cos), self._half(sin))
+
+    def _half(self, table: Tensor) -> Tensor:
+        """What is in a rotary table twice: one half behind the other, or neighbours."""
+        pairs = [table.tensor_split(2, dim=-1)]
+        if self._family.is_paired:
+            pairs.append((table[:, ::2], table[:, 1::2]))
+        for first, second in pairs:
+            if torch.equal(first, second) and table.dtype == torch.float32:
+                return first.contiguous()
+        raise Unfamiliar("rotary tables of two halves that differ")
+
+
+def _joined(tables: Sequence[Rotation]) -> Rotation:
+    """One table behind the other."""
+    return Rotation(
+        torch.cat([table.cos for table in tables]), torch.cat([table.sin for table in tables])
+    )
+
+
+def _none_of(tables: Rotation) -> Rotation:
+    return Rotation(tables.cos[:, :0], tables.sin[:, :0])
 
 
 def _require_children(module: nn.Module, names: set[str]) -> None:
-    found = {name for name, _ in module.named_children()}
+    """Nothing but these children, and dropouts, which do nothing."""
+    children = module.named_children()
+    found = {name for name, child in children if type(child) is not nn.Dropout}
     if found != names:
         odd = ", ".join(sorted(found ^ names))
         raise Unfamiliar(f"{type(module).__name__} with or without {odd}")
@@ -233,7 +317,8 @@ def _linear(module: Any) -> Product:
     return product
 
 
-def _the_only(values: set[Activation]) -> Activation:
-    if len(values) != 1:
-        raise Unfamiliar("layers with different activations")
-    return values.pop()
+def _the_only(values: Iterable[_Value]) -> _Value:
+    different = set(values)
+    if len(different) != 1:
+        raise Unfamiliar(f"layers with different options: {', '.join(map(str, different))}")
+    return different.pop()

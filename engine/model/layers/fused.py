@@ -23,7 +23,7 @@ from engine.model.layers.shard import Gathered, Shard, Summed, cut
 from kernels.attention import attend
 from kernels.layers import add_rms_norm, gate, rotate_and_write, stack
 from kernels.linear import pack, pack_groups
-from kernels.types import AttentionBatch, DecoderLayer, Linear, Norm, Quantization
+from kernels.types import AttentionBatch, DecoderLayer, LayerOptions, Linear, Norm, Quantization
 
 
 class FusedDecoder:
@@ -51,6 +51,7 @@ class FusedDecoder:
         self._layers = [packer.layer(layer) for layer in description.layers]
         self.num_layers = len(self._layers)
         self._norm = description.norm
+        self._long_row = description.long_row
         self._softcap = description.softcap
         self._embedding = _own_table(description.embedding.weight.detach())
         self.hidden_size = self._embedding.shape[1]
@@ -63,10 +64,16 @@ class FusedDecoder:
         """See `EagerDecoder`."""
         residual = self.embed(batch.token_ids)
         if self._stack is not None:
-            update = self._stack.run(residual, batch.positions, memory, batch.attention)
+            update = self._stack.run(residual, self.places(batch), memory, batch.attention)
         else:
             update = self._run_layers(residual, memory, batch)
         return self.logits(residual, update, batch.logit_rows)
+
+    def places(self, batch: Batch) -> Tensor:
+        """The rows of rotary tables that tokens are turned by: [num_tokens] int64."""
+        if self._long_row is None or batch.is_long is None:
+            return batch.positions
+        return batch.positions + self._long_row * batch.is_long
 
     def embed(self, token_ids: Tensor) -> Tensor:
         """The residual stream before the first layer: [num_tokens, hidden_size]."""
@@ -76,9 +83,9 @@ class FusedDecoder:
     def _run_layers(self, residual: Tensor, memory: Tensor, batch: Batch) -> Tensor:
         """Add all updates to the residual stream but the last layer's, and return that one."""
         update: Tensor | None = None
-        slots = batch.attention.slots
+        slots, places = batch.attention.slots, self.places(batch)
         for index, kv in enumerate(memory.unbind(1)):
-            query = self.before_attention(index, residual, update, batch.positions, kv, slots)
+            query = self.before_attention(index, residual, update, places, kv, slots)
             attended = self.attend(index, query, kv, batch.attention)
             update = self.after_attention(index, residual, attended)
         assert update is not None
@@ -89,22 +96,25 @@ class FusedDecoder:
         index: int,
         residual: Tensor,
         update: Tensor | None,
-        positions: Tensor,
+        places: Tensor,
         kv: Tensor,
         slots: Tensor,
     ) -> Tensor:
         """Add `update`, the last layer's, to the residual stream; write a layer's KV.
 
-        Returns its queries, [num_tokens, num_heads, head_dim].
+        `places` are as `places` gives them. Returns the layer's queries, [num_tokens, num_heads,
+        head_dim].
         """
         layer = self._layers[index]
         options = layer.options
-        norm, head_norm = options.before_attention, options.query_norm or options.key_norm
+        head_norm = options.query_norm or options.key_norm
+        qkv = layer.qkv(_sum(residual, update, options.before_attention))
+        _norm_jointly(qkv, options)
         return rotate_and_write(
-            layer.qkv(add_rms_norm(residual, update, norm.weight, norm.eps)),
+            qkv,
             options.rotation.cos,
             options.rotation.sin,
-            positions,
+            places,
             kv,
             slots,
             options.num_heads,
@@ -142,23 +152,41 @@ class FusedDecoder:
         layer = self._layers[index]
         options = layer.options
         update = _normed(layer.out(attended.flatten(1)), options.after_attention)
-        norm = options.before_mlp
-        normed = add_rms_norm(residual, update, norm.weight, norm.eps)
-        update = layer.down(gate(layer.gate_up(normed), self._activation))
+        if options.is_parallel:
+            seen = _sum(residual, None, options.before_mlp)
+            residual += update
+        else:
+            seen = _sum(residual, update, options.before_mlp)
+        update = layer.down(gate(layer.gate_up(seen), self._activation, layer.is_plain))
         return _normed(update, options.after_mlp)
 
     def logits(self, residual: Tensor, update: Tensor, rows: Tensor) -> Tensor:
         """Of some tokens, behind the last layer: [num_rows, vocab_size]."""
         last = residual.index_select(0, rows)
-        norm = self._norm
-        logits = self._head(add_rms_norm(last, update.index_select(0, rows), norm.weight, norm.eps))
+        logits = self._head(_sum(last, update.index_select(0, rows), self._norm))
         if self._softcap is not None:
             logits = torch.tanh(logits / self._softcap) * self._softcap
         return logits
 
 
+def _sum(residual: Tensor, update: Tensor | None, norm: Norm | None) -> Tensor:
+    """The residual stream with `update`, added in place, through the norm if there is one."""
+    if norm is not None:
+        return add_rms_norm(residual, update, norm.weight, norm.eps, norm.bias, norm.centres)
+    return residual if update is None else residual.add_(update)
+
+
 def _normed(update: Tensor, norm: Norm | None) -> Tensor:
-    return update if norm is None else add_rms_norm(update, None, norm.weight, norm.eps)
+    return _sum(update, None, norm)
+
+
+def _norm_jointly(qkv: Tensor, options: LayerOptions) -> None:
+    """Norm, in place, what all query heads make up, and what all key heads do."""
+    start = 0
+    for norm in options.joint_norms or ():
+        part = qkv[:, start : start + len(norm.weight)]
+        part.copy_(_normed(part, norm))
+        start += len(norm.weight)
 
 
 def fuse(
@@ -233,6 +261,9 @@ class _Packer:
         return part.weight.detach()
 
     def layer(self, layer: LayerDescription) -> DecoderLayer:
+        if layer.head_order is not None:
+            for part in layer.qkv[:2]:
+                _reorder(part, layer.head_order)
         return DecoderLayer(
             options=layer.options,
             qkv=self.product(layer.qkv),
@@ -240,6 +271,23 @@ class _Packer:
             gate_up=self.product(layer.gate_up),
             down=self.update(layer.down),
         )
+
+
+def _reorder(product: Product, order: Tensor) -> None:
+    """Put the outputs of each head in this order: [head_dim], places of them."""
+    if isinstance(product, CodedLinear):
+        read, rows = product.read, _reordered(product.out_features, order)
+        product.read = lambda: read().take(rows)
+    else:
+        rows = _reordered(len(product.weight), order)
+        product.weight = nn.Parameter(product.weight.detach()[rows], requires_grad=False)
+    if product.bias is not None:
+        product.bias = nn.Parameter(product.bias.detach()[rows], requires_grad=False)
+
+
+def _reordered(num_rows: int, order: Tensor) -> Tensor:
+    """The rows of all heads in the order of each: [num_rows], places of them."""
+    return torch.arange(num_rows, device=order.device).view(-1, len(order))[:, order].flatten()
 
 
 def _release(module: nn.Module) -> None:

@@ -36,15 +36,15 @@ class LengthRotary(nn.Module):
         self.switch = switch
         self.is_long: Tensor | None = None  # [num_tokens] bool, of the batch to come; None: no
         long, _ = ROPE_INIT_FUNCTIONS[_TYPE](own.config, own.inv_freq.device, seq_len=switch + 1)
-        self._short = _fixed(own, own.original_inv_freq)
-        self._long = _fixed(own, long)
+        self.short = _fixed(own, own.original_inv_freq)
+        self.long = _fixed(own, long)
 
     def forward(self, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
         """Cosines and sines of packed tokens: [1, num_tokens, rotated dimensions] each."""
-        short: tuple[Tensor, Tensor] = self._short(x, position_ids)
+        short: tuple[Tensor, Tensor] = self.short(x, position_ids)
         if self.is_long is None:
             return short
-        cos, sin = self._long(x, position_ids)
+        cos, sin = self.long(x, position_ids)
         is_long = self.is_long[None, :, None]
         return torch.where(is_long, cos, short[0]), torch.where(is_long, sin, short[1])
 

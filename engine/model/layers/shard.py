@@ -9,8 +9,10 @@ by the vocabulary, and the first rank gathers them. All else is the same on ever
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from itertools import accumulate
 from pathlib import Path
 
 import torch
@@ -131,19 +133,20 @@ def _layer(layer: LayerDescription, shard: Shard) -> LayerDescription:
     options = layer.options
     num_heads, num_kv_heads = options.num_heads, options.num_kv_heads
     require_heads(num_kv_heads, shard)
-    query, key, value = map(_plain, layer.qkv)
-    own, head_dim = shard.part(num_kv_heads), len(key.weight) // num_kv_heads
+    if options.joint_norms is not None:
+        raise EngineError("tensor_parallel: norms over all heads together cannot be cut")
+    out, down = _plain(layer.out), _plain(layer.down)
+    own, head_dim = shard.part(num_kv_heads), out.weight.shape[1] // num_heads
     # The query heads of a KV head lie side by side, and stay with it.
     heads_of_group = num_heads // num_kv_heads
-    queries = _times(own, heads_of_group * head_dim)
-    _keep_outputs(query, queries)
-    for module in (key, value):
-        _keep_outputs(module, _times(own, head_dim))
-    _keep_inputs(_plain(layer.out), queries, shard)
-    down = _plain(layer.down)
-    inner = shard.part(down.weight.shape[1])
-    for part in layer.gate_up:
-        _keep_outputs(_plain(part), inner)
+    queries, keys = _times(own, heads_of_group * head_dim), _times(own, head_dim)
+    widths = [num_heads * head_dim, num_kv_heads * head_dim, num_kv_heads * head_dim]
+    _keep_outputs(layer.qkv, widths, [queries, keys, keys])
+    _keep_inputs(out, queries, shard)
+    inter = down.weight.shape[1]
+    inner = shard.part(inter)
+    halves = sum(len(_plain(part).weight) for part in layer.gate_up) // inter
+    _keep_outputs(layer.gate_up, [inter] * halves, [inner] * halves)
     _keep_inputs(down, inner, shard)
     count = shard.count(num_kv_heads)
     options = replace(options, num_heads=count * heads_of_group, num_kv_heads=count)
@@ -172,8 +175,16 @@ def _times(part: slice, width: int) -> slice:
     return slice(part.start * width, part.stop * width)
 
 
-def _keep_outputs(module: nn.Linear, rows: slice) -> None:
-    _set(module, module.weight[rows], None if module.bias is None else module.bias[rows])
+def _keep_outputs(
+    products: Sequence[Product], widths: Sequence[int], parts: Sequence[slice]
+) -> None:
+    """Of outputs of these widths the `parts`, be they those of one product or of one each."""
+    places = [torch.arange(width)[part] for width, part in zip(widths, parts, strict=True)]
+    if len(products) < len(places):
+        starts = accumulate(widths, initial=0)
+        places = [torch.cat([start + part for start, part in zip(starts, places, strict=False)])]
+    for product, rows in zip(map(_plain, products), places, strict=True):
+        _set(product, product.weight[rows], None if product.bias is None else product.bias[rows])
 
 
 def _keep_inputs(module: nn.Linear, columns: slice, shard: Shard) -> None:

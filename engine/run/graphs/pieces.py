@@ -105,15 +105,15 @@ class PieceGraphs(Graphs):
         return pieces.token_ids.index_select(0, rows), logits
 
     def _inputs(self, host: Batch | None, size: int) -> list[Array]:
-        """Token ids, positions and slots of a batch, and of tokens that are added."""
+        """Token ids, places in rotary tables and slots of a batch, and of tokens that are added."""
         count = 0 if host is None else len(host.token_ids)
-        token_ids, positions = np.zeros(size, np.int64), np.zeros(size, np.int64)
+        token_ids, places = np.zeros(size, np.int64), np.zeros(size, np.int64)
         slots = np.full(size, self._null_slot)
         if host is not None:
             token_ids[:count] = host.token_ids.numpy()
-            positions[:count] = host.positions.numpy()
+            places[:count] = self._decoder.places(host).numpy()
             slots[:count] = host.attention.slots.numpy()
-        return [token_ids, positions, slots]
+        return [token_ids, places, slots]
 
     @torch.inference_mode()
     def _record_size(self, size: int) -> None:
@@ -121,15 +121,15 @@ class PieceGraphs(Graphs):
         arrays = self._inputs(None, size)
         buffer = self._buffer[: num_bytes(arrays)]
         refill(buffer, arrays)
-        token_ids, positions, slots = views(buffer, arrays)
+        token_ids, places, slots = views(buffer, arrays)
         recordings = [
-            self._record(partial(self._compute, index, size, token_ids, positions, slots))
+            self._record(partial(self._compute, index, size, token_ids, places, slots))
             for index in range(self._decoder.num_layers + 1)
         ]
         self._pieces[size] = _Pieces(token_ids, recordings)
 
     def _compute(
-        self, index: int, size: int, token_ids: Tensor, positions: Tensor, slots: Tensor
+        self, index: int, size: int, token_ids: Tensor, places: Tensor, slots: Tensor
     ) -> None:
         """All behind the attention of layer `index - 1` up to that of layer `index`."""
         decoder, residual = self._decoder, self._residual[:size]
@@ -140,7 +140,7 @@ class PieceGraphs(Graphs):
             update = decoder.after_attention(index - 1, residual, self._attended[:size])
         if index < decoder.num_layers:
             kv = self._model.memory[:, index]
-            query = decoder.before_attention(index, residual, update, positions, kv, slots)
+            query = decoder.before_attention(index, residual, update, places, kv, slots)
             self._query[:size].copy_(query)
         elif update is not None:
             self._update[:size].copy_(update)

@@ -17,15 +17,17 @@ from engine.api import EngineError
 from engine.assembly.assemble import make_core
 from engine.assembly.parts import load_parts
 from engine.assembly.process import ProcessEngine
-from tests.engine.model.layers.test_fused import VARIANTS
+from tests.engine.model.layers.variants import VARIANTS
 from tests.engine.model.test_model import SMALL, generate, save_model
 from tests.engine.model.test_parallel import check_generated, config_of, leading, save, with_room
 from tests.engine.simulation import make_request, random_prompt, run_to_end
 
+JOINTLY_NORMED = {"olmo2", "olmo3"}
 CUT = {
     name: variant
     for name, variant in VARIANTS.items()
     if variant[1].get("num_key_value_heads", SMALL["num_key_value_heads"]) != 1
+    and variant[0] not in JOINTLY_NORMED
 }
 
 
@@ -44,6 +46,9 @@ def test_what_cannot_be_cut_is_refused_by_name(tmp_path: Path) -> None:
     save(("llama", {"num_key_value_heads": 1}), tmp_path)
     with pytest.raises(EngineError, match="tensor_parallel: 2 processes, and the model has 1 KV"):
         load_parts(config_of(tmp_path, 2))
+    save(("olmo2", {}), tmp_path)
+    with pytest.raises(EngineError, match="tensor_parallel: norms over all heads"):
+        load_parts(config_of(tmp_path, 2))
     with pytest.raises(ValueError, match="kept_dir: blocks are not kept"):
         config_of(tmp_path, 2, kept_dir=str(tmp_path))
     with pytest.raises(ValueError, match="tensor_parallel: must be at least 1"):
@@ -52,8 +57,10 @@ def test_what_cannot_be_cut_is_refused_by_name(tmp_path: Path) -> None:
 
 @pytest.mark.exhaustive
 def test_a_model_that_is_not_fused_is_refused_and_its_processes_end(tmp_path: Path) -> None:
-    save_model("olmo2", tmp_path)
-    with pytest.raises(EngineError, match="tensor_parallel: not for this model: Olmo2ForCausalLM"):
+    save_model("gpt_neox", tmp_path)
+    with pytest.raises(
+        EngineError, match="tensor_parallel: not for this model: GPTNeoXForCausalLM"
+    ):
         load_parts(config_of(tmp_path, 2))
     assert not multiprocessing.active_children()
 

@@ -251,7 +251,7 @@ class Unread(TorchDispatchMode):
 
 @pytest.mark.parametrize(
     ("family", "is_fused"),
-    [("llama", True), ("qwen3", True), ("gemma3_text", True), ("phi3", False), ("olmo2", False)],
+    [("llama", True), ("qwen3", True), ("gemma3_text", True), ("phi3", True), ("gpt_neox", False)],
 )
 def test_nothing_of_a_pass_is_read_before_its_end(
     family: str, is_fused: bool, tmp_path: Path

@@ -222,9 +222,9 @@ def test_codes_have_no_products_where_nothing_multiplies_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = CASES["gptq"]
-    save_model("olmo2", tmp_path)
+    save_model("apertus", tmp_path)
     rewrite(tmp_path, found.options, found.rounded, found.packed)
-    with pytest.raises(EngineError, match="quantize: not for this model: Olmo2"):
+    with pytest.raises(EngineError, match="quantize: not for this model: Apertus"):
         load_model(config_of(tmp_path))
     monkeypatch.setattr("engine.model.load.choose_device", lambda _: torch.device("cuda"))
     with pytest.raises(EngineError, match=r"quantize: weights quantized by gptq.*GPU.*'none'"):

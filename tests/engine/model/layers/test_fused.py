@@ -20,6 +20,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from engine.api import EngineError
 from engine.batch.batch import pack
 from engine.config import EngineConfig, Quantization
+from engine.model.checkpoints.coded_linear import CodedLinear
 from engine.model.layers import fused as decoder
 from engine.model.layers.eager import EagerDecoder
 from engine.model.layers.families import Description, Unfamiliar
@@ -28,83 +29,14 @@ from engine.model.layers.paged_model import PagedModel
 from engine.model.load import choose_dtype, load_model
 from kernels.native import library
 from kernels.weight_format import group
+from tests.engine.model.layers.variants import SCALED_QUERIES, VARIANTS, Variant
 from tests.engine.model.test_model import SMALL, save_model
 
 TOKENS = 60
 BLOCK_SIZE = 8
-LAYERS = ["sliding_attention", "full_attention", "sliding_attention"]
-
-Variant = tuple[str, dict[str, Any]]
-VARIANTS: dict[str, Variant] = {
-    "llama": ("llama", {}),
-    "llama, tied": ("llama", {"tie_word_embeddings": True}),
-    "llama, biases": ("llama", {"attention_bias": True, "mlp_bias": True}),
-    "llama, one KV head": ("llama", {"num_key_value_heads": 1, "head_dim": 32}),
-    "llama, as many KV heads": ("llama", {"num_key_value_heads": 4}),
-    "llama, linear": ("llama", {"rope_parameters": {"rope_type": "linear", "factor": 3.0}}),
-    "llama, llama3": (
-        "llama",
-        {
-            "rope_parameters": {
-                "rope_type": "llama3",
-                "factor": 8.0,
-                "low_freq_factor": 1.0,
-                "high_freq_factor": 4.0,
-                "original_max_position_embeddings": 64,
-            }
-        },
-    ),
-    "llama, yarn": (
-        "llama",
-        {
-            "rope_parameters": {
-                "rope_type": "yarn",
-                "factor": 4.0,
-                "original_max_position_embeddings": 32,
-            }
-        },
-    ),
-    "mistral": ("mistral", {"sliding_window": None, "head_dim": 32}),
-    "mistral, window": ("mistral", {"sliding_window": 20}),
-    "qwen2": ("qwen2", {}),
-    "qwen2, windows in some layers": (
-        "qwen2",
-        {"use_sliding_window": True, "sliding_window": 20, "layer_types": LAYERS},
-    ),
-    "qwen3": ("qwen3", {"head_dim": 32}),
-    "qwen3, biases": ("qwen3", {"attention_bias": True, "tie_word_embeddings": True}),
-    "gemma": ("gemma", {"head_dim": 32}),
-    "gemma2": (
-        "gemma2",
-        {
-            "sliding_window": 20,
-            "layer_types": LAYERS,
-            "query_pre_attn_scalar": 5,
-            "attn_logit_softcapping": 2.0,
-            "final_logit_softcapping": 3.0,
-        },
-    ),
-    "gemma3": (
-        "gemma3_text",
-        {
-            "sliding_window": 20,
-            "layer_types": LAYERS,
-            "query_pre_attn_scalar": 5,
-            "tie_word_embeddings": False,
-        },
-    ),
-    "gemma3, capped, linear": (
-        "gemma3_text",
-        {
-            "layer_types": LAYERS,
-            "final_logit_softcapping": 3.0,
-            "rope_parameters": {
-                "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
-                "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
-            },
-        },
-    ),
-}
+LONG = {"max_position_embeddings": 513}
+NEW = ["phi3", "glm4", "olmo2", "smollm3", "phi", "cohere2", "starcoder2"]
+"""Each with something that the others do not have."""
 LONGROPE = {
     "rope_type": "longrope",
     "short_factor": [1.0] * 8,
@@ -112,7 +44,16 @@ LONGROPE = {
     "original_max_position_embeddings": 64,
 }
 UNFAMILIAR: dict[str, tuple[Variant, str]] = {
-    "another architecture": (("olmo2", {}), "Olmo2ForCausalLM"),
+    "another architecture": (("apertus", {}), "ApertusForCausalLM"),
+    "attention beside the network, without a second norm": (
+        ("stablelm", {"use_parallel_residual": True}),
+        "without post_attention_layernorm",
+    ),
+    "norms of each head's own": (("cohere", {"use_qk_norm": True}), "without k_norm, q_norm"),
+    "queries scaled by their positions": (
+        ("ministral3", {"rope_parameters": {"rope_type": "default", **SCALED_QUERIES}, **LONG}),
+        "queries are scaled by their positions",
+    ),
     "experts": (("mixtral", {"num_local_experts": 2, "num_experts_per_tok": 1}), "Mixtral"),
     "another activation": (("llama", {"hidden_act": "relu"}), "activation is ReLU"),
     "angles that depend on the context": (
@@ -178,14 +119,16 @@ def test_logits_are_those_of_the_model_itself(name: str) -> None:
     assert torch.equal(actual.argmax(-1), expected.argmax(-1))
 
 
-@pytest.mark.parametrize("name", ["qwen3", "gemma2", "gemma3"])
+@pytest.mark.parametrize(
+    "name", ["qwen3", "gemma2", "gemma3", "granite", "olmo2", "phi", "cohere2"]
+)
 def test_bfloat16_differs_by_its_roundings_only(name: str) -> None:
     family, options = VARIANTS[name]
     model = make_model((family, options | {"attn_logit_softcapping": None}), torch.bfloat16)
     assert relative_error(*both_logits(model)) < 0.03
 
 
-@pytest.mark.parametrize("name", ["llama, biases", "qwen3", "gemma3"])
+@pytest.mark.parametrize("name", ["llama, biases", "qwen3", "gemma3", *NEW])
 def test_8_bits_differ_by_their_roundings_only(name: str) -> None:
     error = relative_error(*both_logits(make_model(VARIANTS[name]), "int8"))
     assert 1e-4 < error < 0.1
@@ -211,7 +154,7 @@ def test_logits_are_never_computed_in_4_bits() -> None:
 
 
 @pytest.mark.skipif(not library.available(), reason="the library is not built")
-@pytest.mark.parametrize("name", ["llama, biases", "qwen3", "gemma2", "gemma3"])
+@pytest.mark.parametrize("name", ["llama, biases", "qwen3", "gemma2", "gemma3", *NEW])
 @pytest.mark.parametrize("quantization", ["none", "int8", "int4"])
 def test_layers_in_one_call_compute_what_they_do_one_by_one(
     name: str, quantization: Quantization
@@ -261,6 +204,26 @@ def test_attention_that_asks_for_more_than_fused_layers_have_is_not_fused(
     first, *others = EagerDecoder(model).calls
     with pytest.raises(Unfamiliar, match="sinks or within local chunks"):
         fuse(model, [replace(first, **asked), *others])
+
+
+def test_a_biased_head_whose_logits_are_scaled_is_not_fused() -> None:
+    model = make_model(("granite", {"logits_scaling": 8.0}))
+    model.lm_head = nn.Linear(64, 1000)
+    with pytest.raises(Unfamiliar, match="behind a bias"):
+        fuse(model, EagerDecoder(model).calls)
+
+
+@pytest.mark.parametrize("name", ["glm", "phi3"])
+def test_weights_in_codes_are_fused_as_plain_ones_are(name: str) -> None:
+    """Heads whose dimensions are put in another order too, and products of several parts."""
+    model = make_model(VARIANTS[name])
+    for layer in model.model.layers:
+        attention = layer.self_attn
+        for key, product in list(attention.named_children()):
+            weight = group(product.weight.detach(), 8)
+            coded = CodedLinear(64, len(weight.codes), lambda weight=weight: weight, product.bias)
+            setattr(attention, key, coded)
+    assert relative_error(*both_logits(model)) < 0.1
 
 
 def test_contexts_end_where_the_engine_ends_them() -> None:
@@ -314,9 +277,9 @@ def test_layers_that_turn_out_wrong_give_way_to_the_models_own(
 
 
 def test_options_that_cannot_be_had_are_refused_by_name(tmp_path: Path) -> None:
-    save_model("olmo2", tmp_path)
+    save_model("gpt_neox", tmp_path)
     assert not load_model(config_of(tmp_path)).weights.is_fused
-    with pytest.raises(EngineError, match="quantize: not for this model: Olmo2ForCausalLM"):
+    with pytest.raises(EngineError, match="quantize: not for this model: GPTNeoXForCausalLM"):
         load_model(config_of(tmp_path, quantize="int8"))
     for scheme in ("int8", "int4"):
         on_gpu = msgspec.structs.replace(config_of(tmp_path, quantize=scheme), device="cuda")
@@ -325,7 +288,9 @@ def test_options_that_cannot_be_had_are_refused_by_name(tmp_path: Path) -> None:
             pytest.raises(EngineError, match=f"quantize: {scheme} weights are for CPUs"),
         ):
             load_model(on_gpu)
-    with pytest.raises(EngineError, match="batch_invariant: not for this model: Olmo2ForCausalLM"):
+    with pytest.raises(
+        EngineError, match="batch_invariant: not for this model: GPTNeoXForCausalLM"
+    ):
         load_model(config_of(tmp_path, batch_invariant=True))
     weights = load_model(config_of(tmp_path)).weights
     odd = replace(weights, layout=replace(weights.layout, head_dim=24))

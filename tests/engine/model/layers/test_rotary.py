@@ -108,6 +108,7 @@ def test_run_ahead_and_recorded_it_answers_as_generate_does(
             threads=1,
         )
     )
+    assert parts.model.weights.is_fused, "both sets of factors lie in its tables"
     graphs = make_graphs(parts, Again) if is_recorded else None
     if graphs is not None:
         graphs.record()
