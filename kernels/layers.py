@@ -32,8 +32,8 @@ def add_rms_norm(
     by the caller). The norm is computed in float32 from the sum as it is stored. Source: Zhang and
     Sennrich, "Root Mean Square Layer Normalization", 2019.
 
-    With `centres` the mean of each row is taken from it before, and `bias`, which is as `weight`
-    is, added behind: a layer norm (Ba, Kiros and Hinton, 2016).
+    With `centres` the mean of each row is taken from it before, and `bias`, if there is one, added
+    behind, which is as `weight` is: a layer norm (Ba, Kiros and Hinton, 2016).
     """
     room = backends.room("layers", residual.device, backend)
     normed: Tensor = room.add_rms_norm(residual, update, weight, eps, bias, centres)

@@ -157,22 +157,16 @@ class LayerOptions:
     """Of all query heads together, and of all key heads."""
     is_parallel: bool = False
     """The feed-forward network does not see what attention has found."""
+    is_plain: bool = False
+    """Nothing is gated: `gate_up` has as many outputs as `down` has inputs."""
 
 
 @dataclass(frozen=True, slots=True)
 class DecoderLayer:
-    """A layer as those of Llama and its like: attention, then a feed-forward network.
-
-    That is gated, or plain: then `gate_up` has as many outputs as `down` has inputs.
-    """
+    """A layer as those of Llama and its like: attention, then a feed-forward network."""
 
     options: LayerOptions
     qkv: Linear
     out: Linear
     gate_up: Linear
     down: Linear
-
-    @property
-    def is_plain(self) -> bool:
-        """Whether the feed-forward network has no gate."""
-        return self.gate_up.out_features == self.down.in_features

@@ -135,8 +135,7 @@ static int run_layer(decoder *d, const pw_layer *layer, bool first) {
         .gate_up = d->buffers[GATE_UP], .output = d->buffers[GATED],
         .gate_up_row = layer->gate_up->out_features, .num_tokens = step->num_tokens,
         .inter = layer->down->in_features, .type = d->attention.type,
-        .activation = layer->activation,
-        .is_plain = layer->gate_up->out_features == layer->down->in_features,
+        .activation = layer->activation, .is_plain = layer->is_plain,
     };
     pw_gate(&gating);
     update_by(d, layer->down, d->buffers[GATED], &layer->after_mlp);

@@ -17,7 +17,7 @@ typedef struct {
     pw_norm_weight before_attention, after_attention, before_mlp, after_mlp, query, key;
     pw_norm_weight all_queries, all_keys;
     const float *cos, *sin; /* [num_positions, half] */
-    int64_t half, window, activation, is_parallel;
+    int64_t half, window, activation, is_parallel, is_plain;
     double scale, softcap;
 } pw_layer;
 

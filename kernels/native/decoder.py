@@ -15,7 +15,7 @@ from kernels.native.layers import ACTIVATIONS
 from kernels.native.linear import packed_address
 from kernels.types import Activation, AttentionBatch, DecoderLayer, Linear, Norm
 
-_LAYER = Struct("=4q" + 8 * "4qd" + "2q4q2d")
+_LAYER = Struct("=4q" + 8 * "4qd" + "2q5q2d")
 """`pw_layer` of `decoder.h`, field by field."""
 
 _STEP = Struct("=4q2q")
@@ -97,6 +97,7 @@ def _pack(layer: DecoderLayer, activation: int) -> bytes:
         options.sliding_window or 0,
         activation,
         options.is_parallel,
+        options.is_plain,
         options.scale,
         options.softcap or 0.0,
     )

@@ -176,6 +176,7 @@ class _Reader:
             key_norm=key_norm,
             joint_norms=pair if family.joint_norms else None,
             is_parallel=family.norms.is_parallel,
+            is_plain=family.is_plain,
         )
 
     def _head_order(self, head_dim: int, rotation: Rotation) -> Tensor | None:

@@ -157,7 +157,7 @@ class FusedDecoder:
             residual += update
         else:
             seen = _sum(residual, update, options.before_mlp)
-        update = layer.down(gate(layer.gate_up(seen), self._activation, layer.is_plain))
+        update = layer.down(gate(layer.gate_up(seen), self._activation, options.is_plain))
         return _normed(update, options.after_mlp)
 
     def logits(self, residual: Tensor, update: Tensor, rows: Tensor) -> Tensor:

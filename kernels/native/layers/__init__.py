@@ -37,14 +37,14 @@ def add_rms_norm(
 ) -> Tensor:
     """See `kernels.layers.add_rms_norm`."""
     num_tokens, dim = residual.shape
-    assert bias is None or bias.dtype == weight.dtype
-    output = torch.empty_like(residual)
+    assert bias is None or (centres and bias.dtype == weight.dtype)
+    output = residual.new_empty(num_tokens, dim)
     _add_rms_norm(
         _NORM.pack(
             *map(pointer, (residual, update, weight, bias, output)),
             residual.stride(0),
             0 if update is None else update.stride(0),
-            output.stride(0),
+            dim,
             num_tokens,
             dim,
             TYPES[residual.dtype],

@@ -12,7 +12,7 @@ typedef struct {
     void *residual; /* [num_tokens, dim], rows residual_row apart; updated in place */
     const void *update; /* rows update_row apart, or NULL */
     const void *weight; /* [dim], or NULL: there is no output, but the sum */
-    const void *bias;   /* [dim], or NULL */
+    const void *bias;   /* [dim], or NULL; where it centres */
     void *output;       /* rows output_row apart; may be where `residual` is */
     int64_t residual_row, update_row, output_row, num_tokens, dim;
     int64_t type;

@@ -50,6 +50,25 @@ static vf TYPED(squares_around)(const ELEMENT *row, int64_t dim, float mean) {
     return squares;
 }
 
+static inline vf TYPED(shrink)(const pw_norm *call, vf squares) {
+    return v_set(1.0f / sqrtf(v_sum(squares) / (float)call->dim + (float)call->eps));
+}
+
+static void TYPED(layer_norm)(const pw_norm *call, const ELEMENT *row, ELEMENT *output) {
+    const int64_t dim = call->dim;
+    const float mean = TYPED(mean)(row, dim);
+    const vf factor = TYPED(shrink)(call, TYPED(squares_around)(row, dim, mean));
+    for (int64_t i = 0; i < dim; i += LANES) {
+        const int64_t left = dim - i;
+        const vf x = v_mul(v_sub(TYPED(load_some)(row + i, left), v_set(mean)), factor);
+        vf y = v_mul(x, TYPED(load_weight)(call->weight, call->weight_is_f32, i, left));
+        if (call->bias) {
+            y = v_add(y, TYPED(load_weight)(call->bias, call->weight_is_f32, i, left));
+        }
+        TYPED(store_some)(output + i, y, left);
+    }
+}
+
 static void TYPED(norm)(const pw_norm *call, int64_t begin, int64_t end) {
     const int64_t dim = call->dim;
     for (int64_t token = begin; token < end; token++) {
@@ -70,20 +89,15 @@ static void TYPED(norm)(const pw_norm *call, int64_t begin, int64_t end) {
         if (!call->weight) {
             continue;
         }
-        float mean = 0.0f;
         if (call->centres) {
-            mean = TYPED(mean)(residual, dim);
-            squares = TYPED(squares_around)(residual, dim, mean);
+            TYPED(layer_norm)(call, residual, output);
+            continue;
         }
-        const vf factor = v_set(1.0f / sqrtf(v_sum(squares) / (float)dim + (float)call->eps));
+        const vf factor = TYPED(shrink)(call, squares);
         for (int64_t i = 0; i < dim; i += LANES) {
-            const int64_t left = dim - i;
-            const vf x = v_mul(v_sub(TYPED(load_some)(residual + i, left), v_set(mean)), factor);
-            vf y = v_mul(x, TYPED(load_weight)(call->weight, call->weight_is_f32, i, left));
-            if (call->bias) {
-                y = v_add(y, TYPED(load_weight)(call->bias, call->weight_is_f32, i, left));
-            }
-            TYPED(store_some)(output + i, y, left);
+            const vf x = v_mul(TYPED(load_some)(residual + i, dim - i), factor);
+            const vf weight = TYPED(load_weight)(call->weight, call->weight_is_f32, i, dim - i);
+            TYPED(store_some)(output + i, v_mul(x, weight), dim - i);
         }
     }
 }

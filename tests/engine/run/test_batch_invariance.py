@@ -42,6 +42,8 @@ VARIANTS = {
     "int8": ("llama", {"dtype": "bfloat16", "quantize": "int8"}),
     "int4": ("llama", {"dtype": "bfloat16", "quantize": "int4"}),
     "window and soft caps": ("gemma2", {"dtype": "bfloat16"}),
+    "norms over all heads": ("olmo2", {"dtype": "bfloat16"}),
+    "layer norms, attention beside a plain network": ("phi", {"dtype": "bfloat16"}),
 }
 
 pytestmark = pytest.mark.skipif(not library.available(), reason="kernels/native is not built")
@@ -50,7 +52,7 @@ pytestmark = pytest.mark.skipif(not library.available(), reason="kernels/native 
 @pytest.fixture(params=VARIANTS)
 def model(request: pytest.FixtureRequest, tmp_path: Path) -> PagedModel:
     family, options = VARIANTS[request.param]
-    shape = AutoConfig.for_model(family, **(SMALL | FAMILIES[family] | WIDE))
+    shape = AutoConfig.for_model(family, **(SMALL | FAMILIES.get(family, {}) | WIDE))
     AutoModelForCausalLM.from_config(shape, dtype=torch.bfloat16).save_pretrained(tmp_path)
     config = EngineConfig(
         model_path=str(tmp_path),

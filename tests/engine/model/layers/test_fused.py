@@ -144,6 +144,14 @@ def test_weights_of_4_bits_are_found_again_in_a_model_that_was_rounded_to_them(n
     assert 1e-4 < relative_error(*both_logits(model, "int4")) < 0.1
 
 
+@pytest.mark.parametrize("name", NEW)
+def test_every_kind_of_layer_is_loaded_in_8_bits(name: str, tmp_path: Path) -> None:
+    make_model(VARIANTS[name]).save_pretrained(tmp_path)
+    model = load_model(config_of(tmp_path, quantize="int8"))
+    assert model.weights.is_fused
+    assert model.logit_error > 1e-4
+
+
 def test_logits_are_never_computed_in_4_bits() -> None:
     model = make_model(VARIANTS["llama, biases"])
     fuse_in_4_bits = fuse(
