@@ -10,7 +10,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from engine.api import BeamParams, Namespaces, UnsupportedModel
 from engine.assembly.assemble import load_core
-from engine.assembly.parts import load_parts, make_graphs
+from engine.assembly.parts import load_parts, make_graphs, make_pieces
 from engine.blocks.hashing import block_hashes
 from engine.config import EngineConfig
 from engine.model.load import load_model
@@ -110,9 +110,11 @@ def test_run_ahead_and_recorded_it_answers_as_generate_does(
     )
     assert parts.model.weights.is_fused, "both sets of factors lie in its tables"
     graphs = make_graphs(parts, Again) if is_recorded else None
-    if graphs is not None:
-        graphs.record()
-    core = EngineCore(parts.config, parts.info, AheadRunner(parts.model, graphs=graphs))
+    pieces = make_pieces(parts, Again) if is_recorded else None
+    for recorded in filter(None, (graphs, pieces)):
+        recorded.record()
+    runner = AheadRunner(parts.model, graphs=graphs, pieces=pieces)
+    core = EngineCore(parts.config, parts.info, runner)
     for name, prompt in prompts_around_the_switch().items():
         core.submit(make_request(name, prompt, max_tokens=20))
     assert run_to_end(core) == expected
