@@ -107,11 +107,14 @@ def test_what_is_added_changes_nothing_and_writes_to_the_null_block_alone(folder
     assert pieces.run(mixed_batch(rng, [49]), lambda _: None) is None
 
 
-@pytest.mark.parametrize("runs_ahead", [False, True])
+@pytest.mark.parametrize(
+    ("family", "runs_ahead"),
+    [("llama", False), ("llama", True), ("olmo2", True), ("phi", True)],
+)
 def test_beside_recorded_decode_steps_a_model_answers_as_generate_does(
-    folder: Path, runs_ahead: bool
+    tmp_path: Path, family: str, runs_ahead: bool
 ) -> None:
-    model, parts = save_model("llama", folder), load(folder, num_blocks=40, num_host_blocks=30)
+    model, parts = save_model(family, tmp_path), load(tmp_path, num_blocks=40, num_host_blocks=30)
     kind = AheadRunner if runs_ahead else ModelRunner
     pieces = in_pieces(parts)
     replays = [again for one in pieces._pieces.values() for again in one.recordings]
