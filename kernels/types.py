@@ -77,6 +77,17 @@ class AttentionBatch:
         )
 
 
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
+class LayerCaches:
+    """Where each layer of a model keeps keys and values, in the memory of all."""
+
+    views: tuple[Tensor, ...]
+    """By layer: [num_pages, 2, num_kv_heads, block_size, head_dim], as `kv` in
+    `kernels.attention.write_kv`, where pages are the blocks."""
+    columns: tuple[int, ...]
+    """By layer: which of a step's block tables, and slots, name its pages."""
+
+
 class Masks(NamedTuple):
     """A bit for each token of some rows of scores: whether it may be drawn."""
 

@@ -11,7 +11,7 @@ import msgspec
 
 
 class Kind(msgspec.Struct, frozen=True):
-    """Layers with attention to every token before, to a window of them, or to a chunk."""
+    """Layers with attention to every token before, to a window of them, to a chunk, or to both."""
 
     window: int | None = None
     """A token sees the last so many, itself included."""
@@ -28,9 +28,8 @@ class Kind(msgspec.Struct, frozen=True):
 
     def first_needed(self, num_tokens: int) -> int:
         """The first token that those behind the first `num_tokens` may see."""
-        if self.window is not None:
-            return max(0, num_tokens - self.window + 1)
-        return 0 if self.chunk is None else num_tokens - num_tokens % self.chunk
+        first = 0 if self.window is None else max(0, num_tokens - self.window + 1)
+        return first if self.chunk is None else max(first, num_tokens - num_tokens % self.chunk)
 
     def seen(self, num_tokens: int, block_size: int) -> range:
         """The blocks of which the token behind the first `num_tokens` sees some, or is in."""
@@ -40,11 +39,11 @@ class Kind(msgspec.Struct, frozen=True):
         """How many blocks a sequence holds at most while its last `step` of `num_tokens` tokens are
         computed, or have been: at the start of a step, what is behind is given back.
         """
-        longest = self.window or self.chunk
         most = -(-num_tokens // block_size)
-        if longest is None:
-            return most
-        return min(most, (longest + step + block_size - 3) // block_size + 1)
+        for longest in (self.window, self.chunk):
+            if longest is not None:
+                most = min(most, (longest + step + block_size - 3) // block_size + 1)
+        return most
 
 
 EVERYTHING = Kind()

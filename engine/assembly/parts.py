@@ -63,12 +63,15 @@ def load_parts(config: EngineConfig, tell: Callable[[str], None] = lambda _: Non
     threads = threads_of_rank(config.threads, config.tensor_parallel)
     config = msgspec.structs.replace(config, threads=threads)
     choice = choose_kernel_paths(config)
+    reason = _remembers_all(config)
     remedy = "choose a smaller model, quantize to int8 or int4, or have more memory"
     with memory_for("the weights", remedy):
         with followers_of(config, choice) as followers:
-            model = load_model(config, followers)
+            model = load_model(config, followers, by_kinds=reason is None)
         tell("weights")
         draft = load_draft(config, model)
+    if reason is not None and model.layout.forgets:
+        _log.info("layers that forget remember every token, for the sake of %s", reason)
     if backends.default(model.device) == "reference":
         _log.warning(
             "kernels/native is not built: attention and products run in plain torch, right and "
@@ -78,7 +81,7 @@ def load_parts(config: EngineConfig, tell: Callable[[str], None] = lambda _: Non
     config = _with_step_size(config, model, fingerprint)
     host_block_bytes = model.block_bytes
     block_bytes = host_block_bytes + (0 if draft is None else draft.block_bytes)
-    # One block more, for rows that only fill a batch up, is nobody's.
+    # One page more, for rows that only fill a batch up, is nobody's.
     num_blocks = _kv_memory_bytes(config, model, draft, block_bytes) // block_bytes
     num_host_blocks = config.host_memory_bytes // host_block_bytes
     if num_blocks < 1:
@@ -86,12 +89,12 @@ def load_parts(config: EngineConfig, tell: Callable[[str], None] = lambda _: Non
     if config.host_memory_bytes and not num_host_blocks:
         raise EngineError(f"host_memory: a single block takes {host_block_bytes} bytes")
     with memory_for(f"{num_blocks * block_bytes >> 20} MiB of KV cache", "lower kv_memory"):
-        model.allocate(num_blocks + 1)
+        model.allocate(num_blocks * model.pages.num_columns + 1)
         if draft is not None:
             draft.allocate(num_blocks + 1)
     with memory_for(f"{config.host_memory_bytes >> 20} MiB behind it", "lower host_memory"):
         model.allocate_host(num_host_blocks)
-    info = _info(config, model, fingerprint, block_bytes)
+    info = _info(config, model, fingerprint, num_blocks, block_bytes)
     size, ends = info.vocab_size, info.eos_token_ids
     vocabulary = load_vocabulary(Path(config.model_path), size, ends)
     info = msgspec.structs.replace(info, has_grammars=vocabulary is not None)
@@ -99,6 +102,19 @@ def load_parts(config: EngineConfig, tell: Callable[[str], None] = lambda _: Non
     if num_host_blocks:
         costs = calibrate(model, step_size(config).tokens, info.max_context_tokens)
     return Parts(config, info, model, costs, draft, vocabulary)
+
+
+def _remembers_all(config: EngineConfig) -> str | None:
+    """What has all layers remember every token, whatever they see, in words."""
+    if config.host_memory_bytes:
+        return "the host tier"
+    if config.kept_dir is not None:
+        return "blocks that are kept on disk"
+    if config.draft_model_path is not None:
+        return "the draft model"
+    if config.tensor_parallel > 1:
+        return "tensor parallelism"
+    return None
 
 
 def _rounding(model: PagedModel, choice: Choice) -> str:
@@ -168,9 +184,12 @@ def context_limit(config: EngineConfig, model: PagedModel) -> int:
 
 
 def _info(
-    config: EngineConfig, model: PagedModel, fingerprint: bytes, block_bytes: int
+    config: EngineConfig,
+    model: PagedModel,
+    fingerprint: bytes,
+    num_blocks: int,
+    block_bytes: int,
 ) -> EngineInfo:
-    num_blocks = len(model.memory) - 1
     return EngineInfo(
         model=config.model_path,
         device=str(model.device),
@@ -178,6 +197,8 @@ def _info(
         block_size=config.block_size,
         num_blocks=num_blocks,
         block_bytes=block_bytes,
+        num_pages=len(model.memory) - 1,
+        kinds=model.kinds,
         num_host_blocks=len(model.host_memory),
         max_context_tokens=min(num_blocks * config.block_size, context_limit(config, model)),
         max_running_sequences=step_size(config).sequences,
@@ -200,14 +221,14 @@ def step_size(config: EngineConfig) -> StepSize:
 def make_graphs(parts: Parts, record: Record | None = None) -> DecodeGraphs:
     """Graphs for as many rows as may run at once, not recorded yet; of `record`, see them."""
     info = parts.info
-    room = info.max_context_tokens, info.num_blocks
+    room = info.max_context_tokens, info.num_pages
     return graphs_of(parts.config, parts.model, *room, _memory(parts.model), record)
 
 
 def make_pieces(parts: Parts, record: Record | None = None) -> PieceGraphs | None:
     """Graphs for steps with prompts, not recorded yet; `None` for layers that are not fused."""
-    null_block = parts.info.num_blocks
-    return pieces_of(parts.config, parts.model, null_block, _memory(parts.model), record)
+    null_page = parts.info.num_pages
+    return pieces_of(parts.config, parts.model, null_page, _memory(parts.model), record)
 
 
 def _memory(model: PagedModel) -> DeviceMemory | None:
@@ -218,18 +239,19 @@ def graphs_of(
     config: EngineConfig,
     model: PagedModel,
     max_context: int,
-    null_block: int,
+    null_page: int,
     memory: DeviceMemory | None,
     record: Record | None = None,
 ) -> DecodeGraphs:
-    """Graphs of decode steps; rows that only fill a batch up write to `null_block`."""
+    """Graphs of decode steps; rows that only fill a batch up write to `null_page`."""
     padder = Padder(
         row_buckets(step_size(config).sequences),
         model.block_size,
-        null_block,
+        null_page,
         max_context,
         has_groups=config.prefix_grouping and not config.batch_invariant,
         has_lengths=model.weights.rotary_switch is not None,
+        num_columns=model.pages.num_columns,
     )
     return DecodeGraphs(model.forward, padder, model.device, record, memory)
 
@@ -237,7 +259,7 @@ def graphs_of(
 def pieces_of(
     config: EngineConfig,
     model: PagedModel,
-    null_block: int,
+    null_page: int,
     memory: DeviceMemory | None,
     record: Record | None = None,
 ) -> PieceGraphs | None:
@@ -245,4 +267,4 @@ def pieces_of(
     decoder = model.weights.decoder
     if not isinstance(decoder, FusedDecoder):
         return None
-    return PieceGraphs(model, decoder, null_block, step_size(config).tokens, record, memory)
+    return PieceGraphs(model, decoder, null_page, step_size(config).tokens, record, memory)

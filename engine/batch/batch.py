@@ -13,6 +13,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from engine.api.kinds import EVERYTHING, Kind
 from engine.blocks.table import BlockTable
 from engine.sequences.plan import ScheduledChunk, StepPlan
 from kernels.prefix_groups import GroupFinder, GroupingRule, HostGroups, Integers
@@ -20,40 +21,79 @@ from kernels.types import AttentionBatch, Chunk, PrefixGroups
 
 _SPARE = 16
 _Part = tuple[Sequence[int], int, int, Sequence[int] | Integers]
-"""Of a sequence: its tokens, where those that are computed start, their number, its blocks."""
+"""Of a sequence: its tokens, where those that are computed start, their number, and its pages, of
+one column or of each."""
 
 
 @dataclass(slots=True)
 class _Row:
-    """A copy of `blocks`, which is the table's own list."""
+    """The pages of `blocks`, which is the table's own list of the first kind's."""
 
     blocks: list[int]
-    array: npt.NDArray[np.int32]
+    pages: npt.NDArray[np.int32]  # [num_columns, at least num_blocks]
+    first: npt.NDArray[np.int32]  # [at least num_blocks], those of the first column
     length: int = 0
 
 
 class TableMirror:
-    """Follows block tables by what they allow themselves: to grow, and to replace the last block.
+    """Follows block tables by what they allow themselves: to grow, to replace the last block, and
+    to forget the first ones.
 
     What was given back and admitted again is another list.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, kinds: Sequence[Kind] = (EVERYTHING,)) -> None:
+        """Of blocks of these kinds: a column is a kind and one of its blocks' pages."""
+        ends = list(accumulate(kind.pages for kind in kinds))
+        self._columns = [
+            (kind, slice(end - kind.pages, end)) for kind, end in zip(kinds, ends, strict=True)
+        ]
+        self._num_columns = ends[-1]
         self._rows: WeakKeyDictionary[BlockTable, _Row] = WeakKeyDictionary()
 
     def row(self, table: BlockTable) -> npt.NDArray[np.int32]:
-        """The table's blocks; they hold until the next call."""
-        blocks, row = table.blocks, self._rows.get(table)
+        """The table's pages, [num_blocks], or [num_columns, num_blocks] where there are several
+        columns; they hold until the next call. What was forgotten is any page.
+        """
+        rows, row = table.rows, self._rows.get(table)
+        blocks = rows[0]
         if row is None or row.blocks is not blocks:
-            row = self._rows[table] = _Row(blocks, np.zeros(0, np.int32))
-        if len(blocks) > len(row.array):
-            grown = np.zeros(len(blocks) + len(blocks) // 2 + _SPARE, np.int32)
-            grown[: row.length] = row.array[: row.length]
-            row.array = grown
+            none = np.zeros((self._num_columns, 0), np.int32)
+            row = self._rows[table] = _Row(blocks, none, none[0])
+        if len(blocks) > len(row.first):
+            length = len(blocks) + len(blocks) // 2 + _SPARE
+            grown = np.zeros((self._num_columns, length), np.int32)
+            grown[:, : row.length] = row.pages[:, : row.length]
+            row.pages, row.first = grown, grown[0]
         start = max(0, row.length - 1)
-        row.array[start : len(blocks)] = blocks[start:]
         row.length = len(blocks)
-        return row.array[: row.length]
+        if self._num_columns > 1:
+            self._fill(row.pages[:, start : row.length], rows, start, table)
+            return row.pages[:, : row.length]
+        row.first[start : row.length] = blocks[start:]  # a block of one page has its number
+        if start == 0:  # what was forgotten before
+            np.maximum(row.first, 0, out=row.first)
+        return row.first[: row.length]
+
+    def _fill(
+        self,
+        pages: npt.NDArray[np.int32],
+        rows: Sequence[list[int]],
+        start: int,
+        table: BlockTable,
+    ) -> None:
+        """The pages of blocks from number `start` on."""
+        for (kind, columns), blocks in zip(self._columns, rows, strict=True):
+            numbers = np.array(blocks[start:], np.int64)
+            pages[columns] = table.pages[np.maximum(numbers, 0), : kind.pages].T
+
+
+@dataclass(frozen=True, slots=True)
+class MoreColumns:
+    """Where layers read and write whose pages are not in the first column."""
+
+    block_tables: Tensor  # [num_columns - 1, num_seqs, max_blocks] int32
+    slots: Tensor  # [num_columns - 1, num_tokens] int64
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,14 +104,29 @@ class Batch:
     positions: Tensor  # [num_tokens] int64
     logit_rows: Tensor  # [num_logit_rows] int64, indices into the packed tokens
     attention: AttentionBatch
+    """With the pages of the first column."""
     is_long: Tensor | None = None
     """[num_tokens] bool: whose sequence is longer than the `rotary_switch`, if there is one."""
+    more: MoreColumns | None = None
+    """Those behind the first column, if there are any."""
+
+    @property
+    def columns(self) -> list[AttentionBatch]:
+        """The batch with the pages of each column. All have the first one's groups, which are of
+        places in a block table, and which layers with a window leave aside.
+        """
+        if self.more is None:
+            return [self.attention]
+        pairs = zip(self.more.block_tables, self.more.slots, strict=True)
+        others = [replace(self.attention, block_tables=one, slots=slots) for one, slots in pairs]
+        return [self.attention, *others]
 
 
 class BatchBuilder:
     """Packs the plans of one step after the other, and finds which sequences share their keys.
 
-    With a `rule` batches have prefix groups; those of the last step stay where they still hold.
+    With a `rule` batches have prefix groups, if a kind sees everything; those of the last step stay
+    where they still hold.
     """
 
     def __init__(
@@ -80,12 +135,15 @@ class BatchBuilder:
         device: torch.device,
         rule: GroupingRule | None,
         rotary_switch: int | None = None,
+        kinds: Sequence[Kind] = (EVERYTHING,),
     ) -> None:
         self._block_size = block_size
         self._device = device
         self._rotary_switch = rotary_switch
-        self._finder = None if rule is None else GroupFinder(block_size, rule)
-        self._tables = TableMirror()
+        self._finder = None
+        if rule is not None and not kinds[0].forgets:
+            self._finder = GroupFinder(block_size, rule)
+        self._tables = TableMirror(kinds)
         self._found: HostGroups | None = None
         self._groups: PrefixGroups | None = None
         self._spared = 0
@@ -109,10 +167,10 @@ class BatchBuilder:
         return replace(batch, is_long=self._is_long(chunks))
 
     def _parts(self, chunk: ScheduledChunk) -> Iterator[_Part]:
-        blocks = self._tables.row(chunk.sequence.table)
-        yield _token_ids(chunk), chunk.start, chunk.count, blocks
+        pages = self._tables.row(chunk.sequence.table)
+        yield _token_ids(chunk), chunk.start, chunk.count, pages
         for position, token_id in enumerate(chunk.drafts, chunk.start + chunk.count):
-            yield _Only(token_id), position, 1, blocks
+            yield _Only(token_id), position, 1, pages
 
     def _is_long(self, chunks: Sequence[ScheduledChunk]) -> Tensor | None:
         """See `Batch`; a sequence counts with the tokens that its plan knows of."""
@@ -142,22 +200,23 @@ def pack(
     device: torch.device,
     group: Callable[[Integers, Integers, Integers], PrefixGroups | None] | None = None,
 ) -> Batch:
-    """Pack (token ids, start, count, blocks) of each sequence.
+    """Pack (token ids, start, count, pages) of each sequence.
 
     Token p of a sequence has its KV in slot
-    `blocks[p // block_size] * block_size + p % block_size`. What `group` says of the block tables,
-    the counts and the context lengths becomes the batch's groups.
+    `pages[p // block_size] * block_size + p % block_size`, of each column. What `group` says of the
+    first column's block tables, the counts and the context lengths becomes the batch's groups.
     """
     starts = np.array([start for _, start, _, _ in parts], dtype=np.int64)
     counts = np.array([count for _, _, count, _ in parts], dtype=np.int64)
     contexts = starts + counts
-    tables = _block_tables([blocks for _, _, _, blocks in parts], -(-contexts // block_size))
+    tables = _block_tables([pages for _, _, _, pages in parts], -(-contexts // block_size))
     tokens = chain.from_iterable(ids[start : start + count] for ids, start, count, _ in parts)
     query_starts = np.concatenate([[0], counts.cumsum()])
     num_tokens = int(query_starts[-1])
     rows = np.arange(len(parts)).repeat(counts)
     positions = np.arange(num_tokens) + (starts - query_starts[:-1])[rows]
-    slots = tables[rows, positions // block_size].astype(np.int64) * block_size
+    # Each column's in one piece, as kernels read them.
+    slots = tables[:, rows, positions // block_size].astype(np.int64, order="C") * block_size
     slots += positions % block_size
 
     def tensor(array: Integers, kind: type[np.integer[Any]]) -> Tensor:
@@ -168,15 +227,18 @@ def pack(
         positions=tensor(positions, np.int64),
         logit_rows=tensor(np.array(logit_rows, np.int64), np.int64),
         attention=AttentionBatch(
-            block_tables=tensor(tables, np.int32),
+            block_tables=tensor(tables[0], np.int32),
             query_starts=tensor(query_starts, np.int32),
             context_lens=tensor(contexts, np.int32),
-            slots=tensor(slots, np.int64),
+            slots=tensor(slots[0], np.int64),
             max_query_len=int(counts.max()),
             max_context_len=int(contexts.max()),
-            groups=None if group is None else group(tables, counts, contexts),
+            groups=None if group is None else group(tables[0], counts, contexts),
             chunks=_chunks(query_starts[:-1], counts, contexts),
         ),
+        more=MoreColumns(tensor(tables[1:], np.int32), tensor(slots[1:], np.int64))
+        if len(tables) > 1
+        else None,
     )
 
 
@@ -204,7 +266,10 @@ def token_by_token(batch: Batch) -> Batch:
         groups=None,
         chunks=(),
     )
-    return replace(batch, attention=alone)
+    more = batch.more
+    if more is not None:
+        more = replace(more, block_tables=more.block_tables.repeat_interleave(counts, dim=1))
+    return replace(batch, attention=alone, more=more)
 
 
 class _Only(list[int]):
@@ -236,10 +301,16 @@ def _drawing(chunk: ScheduledChunk, first: int) -> Iterable[int]:
 
 
 def _block_tables(
-    blocks: Sequence[Sequence[int] | Integers], used: Integers
+    pages: Sequence[Sequence[int] | Integers], used: Integers
 ) -> npt.NDArray[np.int32]:
-    """The first `used` blocks of every row, padded with 0."""
-    tables = np.zeros((len(blocks), int(used.max())), np.int32)
-    for row, own, count in zip(tables, blocks, used.tolist(), strict=True):
-        row[:count] = own[:count]
+    """[num_columns, num_seqs, max_blocks]: of each the first `used` pages, padded with 0."""
+    first, width = pages[0], int(used.max())
+    if not (isinstance(first, np.ndarray) and first.ndim == 2):
+        tables = np.zeros((1, len(pages), width), np.int32)
+        for row, own, count in zip(tables[0], pages, used.tolist(), strict=True):
+            row[:count] = own[:count]
+        return tables
+    tables = np.zeros((len(first), len(pages), width), np.int32)
+    for index, (own, count) in enumerate(zip(pages, used.tolist(), strict=True)):
+        tables[:, index, :count] = np.asarray(own)[:, :count]
     return tables

@@ -6,6 +6,9 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import Final
 
+import numpy as np
+import numpy.typing as npt
+
 from engine.api import Namespaces
 from engine.blocks.hashing import (
     block_key,
@@ -67,6 +70,11 @@ class BlockTable:
     def rows(self) -> list[list[int]]:
         """The blocks by kind, with holes where there are none any more."""
         return self.held.rows
+
+    @property
+    def pages(self) -> npt.NDArray[np.int32]:
+        """See `BlockPool.pages`."""
+        return self._pool.pages
 
     @property
     def blocks(self) -> list[int]:

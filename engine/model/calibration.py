@@ -8,6 +8,8 @@ from dataclasses import replace
 from functools import partial
 from time import perf_counter
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from engine.batch.batch import pack
@@ -52,8 +54,8 @@ def calibrate_steps(model: PagedModel, longest: int) -> int:
     allocates some afterwards has it alone.
     """
     many_tokens = min(_STEP_TOKENS, longest)
-    model.allocate(-(-many_tokens // model.block_size) + 1)
-    batch = pack([([0], 0, 1, [0])], [0], model.block_size, model.device)
+    model.allocate((-(-many_tokens // model.block_size) + 1) * model.pages.num_columns)
+    batch = pack([([0], 0, 1, _pages(model, 1))], [0], model.block_size, model.device)
     start = perf_counter()
     model.forward(batch)
     if many_tokens < 2 or perf_counter() - start > _LONG_SECONDS:
@@ -94,23 +96,26 @@ def calibrate_rows(
 
 def _rows_seconds(model: PagedModel, count: int, context: int) -> float:
     """Time a forward pass over `count` tokens, each in a row of its own, behind a context."""
-    parts = [([0] * context, context - 1, 1, _blocks(model, context))] * count
+    parts = [([0] * context, context - 1, 1, _pages(model, context))] * count
     batch = pack(parts, range(count), model.block_size, model.device)
     return _fastest(model, lambda: model.forward(batch))
 
 
-def _blocks(model: PagedModel, num_tokens: int) -> list[int]:
-    """Blocks for so many tokens. Where there are fewer, values are wrong; the time is right."""
-    needed = -(-num_tokens // model.block_size)
-    # Blocks never written share one page of zeros, which would be read faster than memory is.
+def _pages(model: PagedModel, num_tokens: int) -> npt.NDArray[np.int32]:
+    """Pages for so many tokens, [num_columns, num_blocks]. Where there are fewer, values are wrong;
+    the time is right.
+    """
+    num_columns, num_blocks = model.pages.num_columns, -(-num_tokens // model.block_size)
+    needed = num_columns * num_blocks
+    # Pages never written share one of the system's zeros, read faster than memory is.
     model.memory[: min(needed, len(model.memory))].zero_()
-    return [index % len(model.memory) for index in range(needed)]
+    pages = np.arange(needed, dtype=np.int32) % len(model.memory)
+    return pages.reshape(num_columns, num_blocks)
 
 
 def _copy_cost(model: PagedModel, copy: Callable[[Sequence[tuple[int, int]]], None]) -> CopyCost:
     """From one block, and from as many as are quickly copied, scattered as they are in use."""
-    block_bytes = model.memory[:1].nbytes
-    most = min(_MAX_COPIED_BLOCKS, max(2, _COPIED_BYTES // block_bytes))
+    most = min(_MAX_COPIED_BLOCKS, max(2, _COPIED_BYTES // model.page_bytes))
     count = min(most, len(model.memory), len(model.host_memory))
     moves = list(zip(range(count), reversed(range(count)), strict=True))
     many = _fastest(model, lambda: copy(moves))
@@ -142,7 +147,7 @@ def _compute_cost(model: PagedModel, step_tokens: int, max_context_tokens: int) 
 
 def _pass_seconds(model: PagedModel, start: int, count: int) -> float:
     """Time a forward pass over `count` tokens behind a context of `start`."""
-    parts = [([0] * (start + count), start, count, _blocks(model, start + count))]
+    parts = [([0] * (start + count), start, count, _pages(model, start + count))]
     batch = pack(parts, [count - 1], model.block_size, model.device)
     return _fastest(model, lambda: model.forward(batch))
 

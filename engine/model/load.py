@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import gc
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -24,8 +24,9 @@ from engine.model.errors import reading
 from engine.model.layers.eager import EagerDecoder
 from engine.model.layers.families import Unfamiliar
 from engine.model.layers.fused import FusedDecoder, fuse
+from engine.model.layers.layout import AttentionLayout
 from engine.model.layers.leader import Followers, LeadingModel
-from engine.model.layers.paged_model import AttentionLayout, PagedModel, Weights
+from engine.model.layers.paged_model import PagedModel, Weights
 from engine.model.layers.shard import Shard, require_heads
 from engine.model.self_check import (
     SAMPLE_TOKENS,
@@ -52,9 +53,12 @@ _CACHE_ROUNDING = 0.1
 """For a KV cache of a narrower type than the weights."""
 
 
-def load_model(config: EngineConfig, followers: Followers | None = None) -> PagedModel:
+def load_model(
+    config: EngineConfig, followers: Followers | None = None, by_kinds: bool = False
+) -> PagedModel:
     """Load the weights that `config` names onto its device, or the first rank's part of them.
 
+    `by_kinds` says whether layers with a window remember that alone; see `AttentionLayout`.
     Raises `UnsupportedModel` for architectures that cannot be served from blocks, and `EngineError`
     for options that the device or the architecture does not have.
     """
@@ -63,12 +67,12 @@ def load_model(config: EngineConfig, followers: Followers | None = None) -> Page
         raise EngineError(f"quantize: {config.quantize} weights are for CPUs; this is a GPU")
     if config.kv_dtype == "fp8" and device.type != "cuda":
         raise EngineError("kv_dtype: a cache of fp8 needs a GPU; on this CPU there is int8")
-    model, error, tolerance = _load(config, device, followers)
+    model, error, tolerance = _load(config, device, followers, by_kinds)
     needs_fusing = _needs_fusing(config, model.weights.quantized_by) is not None
     if not error < tolerance and model.weights.is_fused and not needs_fusing:
         _log.warning("fused layers differ from the model's own (by %.2g), which serve now", error)
         del model
-        model, error, tolerance = _load(config, device, None, may_fuse=False)
+        model, error, tolerance = _load(config, device, None, by_kinds, may_fuse=False)
     if not error < tolerance:
         raise UnsupportedModel(
             f"{config.model_path}: paged logits differ from the model's own "
@@ -81,7 +85,7 @@ def load_model(config: EngineConfig, followers: Followers | None = None) -> Page
 def load_shard(config: EngineConfig, shard: Shard) -> PagedModel:
     """The part of a rank behind the first, which checks the whole. For errors see `load_model`."""
     original = _load_original(config, choose_device(config.device))
-    weights = _weights(original, config, shard)
+    weights = _weights(original, config, _cut(_layout(original.eager), shard), shard)
     del original
     _return_memory(weights.device)
     return PagedModel(weights, config.block_size, config.kv_dtype, config.batch_invariant)
@@ -103,6 +107,7 @@ def _load(
     config: EngineConfig,
     device: torch.device,
     followers: Followers | None,
+    by_kinds: bool,
     may_fuse: bool = True,
 ) -> tuple[PagedModel, float, float]:
     """The model, how far its logits are from those of the model as it was loaded, and may be.
@@ -110,14 +115,14 @@ def _load(
     Raises `UnsupportedModel` if its attention cannot be paged.
     """
     original = _load_original(config, device)
-    whole = _layout(original.eager)
+    whole = _layout(original.eager, by_kinds)
     ids = sample(original.text.vocab_size)
     expected = checked_logits(original.eager, ids, config.block_size)
     own_error = 0.0
     if original.dtype != torch.float32 and original.quantized_by is None:
         own_error = relative_error(original.eager.own_logits(ids), expected)
     shard = None if followers is None else followers.shard
-    weights = _weights(original, config, shard, may_fuse)
+    weights = _weights(original, config, _cut(whole, shard), shard, may_fuse)
     del original
     _return_memory(device)
     options = config.block_size, config.kv_dtype, config.batch_invariant
@@ -145,13 +150,17 @@ def _load_original(config: EngineConfig, device: torch.device) -> _Original:
 
 
 def _weights(
-    original: _Original, config: EngineConfig, shard: Shard | None, may_fuse: bool = True
+    original: _Original,
+    config: EngineConfig,
+    layout: AttentionLayout,
+    shard: Shard | None,
+    may_fuse: bool = True,
 ) -> Weights:
     """What computes in place of the original, whose own weights are given up if it is fused."""
     eager, quantized_by = original.eager, original.quantized_by
     return Weights(
         decoder=(_fused(eager, config, quantized_by, shard) if may_fuse else None) or eager,
-        layout=_layout(eager, shard),
+        layout=layout,
         config=original.text,
         eos_token_ids=_eos_token_ids(eager.model),
         device=original.device,
@@ -215,17 +224,20 @@ def _needs_fusing(config: EngineConfig, quantized_by: str | None) -> str | None:
     return "batch_invariant" if config.batch_invariant else None
 
 
-def _layout(eager: EagerDecoder, shard: Shard | None = None) -> AttentionLayout:
-    """Of the model, or of a rank's part of it."""
-    shapes = {(call.num_heads, call.num_kv_heads, call.head_dim) for call in eager.calls}
-    if len(shapes) != 1:
-        raise UnsupportedModel("layers with different KV shapes cannot share one block layout")
-    num_heads, num_kv_heads, head_dim = shapes.pop()
-    if shard is not None:
-        require_heads(num_kv_heads, shard)
-        group, num_kv_heads = num_heads // num_kv_heads, shard.count(num_kv_heads)
-        num_heads = group * num_kv_heads
-    return AttentionLayout(len(eager.calls), num_heads, num_kv_heads, head_dim)
+def _layout(eager: EagerDecoder, by_kinds: bool = False) -> AttentionLayout:
+    return AttentionLayout(tuple(eager.calls), by_kinds)
+
+
+def _cut(layout: AttentionLayout, shard: Shard | None) -> AttentionLayout:
+    """Of a rank's part of the model."""
+    if shard is None:
+        return layout
+    calls = []
+    for call in layout.calls:
+        require_heads(call.num_kv_heads, shard)
+        group, num_kv_heads = call.num_heads // call.num_kv_heads, shard.count(call.num_kv_heads)
+        calls.append(replace(call, num_heads=group * num_kv_heads, num_kv_heads=num_kv_heads))
+    return replace(layout, calls=tuple(calls))
 
 
 def _eos_token_ids(model: PreTrainedModel) -> tuple[int, ...]:
@@ -236,8 +248,9 @@ def _eos_token_ids(model: PreTrainedModel) -> tuple[int, ...]:
 
 
 def _paged_logits(model: PagedModel, ids: list[int]) -> Tensor:
-    parts = in_parts(ids, model.block_size, model.device)
-    model.allocate(-(-len(ids) // model.block_size))
+    num_columns = model.pages.num_columns
+    parts = in_parts(ids, model.block_size, model.device, num_columns)
+    model.allocate(-(-len(ids) // model.block_size) * num_columns)
     return torch.cat([model.forward(part) for part in parts])
 
 

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
@@ -20,6 +21,7 @@ from transformers import PreTrainedModel
 from engine.api import UnsupportedModel
 from engine.batch.batch import Batch, pack
 from engine.model.layers.eager import EagerDecoder
+from engine.model.layers.layout import AttentionLayout
 
 SAMPLE_TOKENS = 24
 _SHORT = 7
@@ -38,12 +40,17 @@ def sample(vocab_size: int) -> list[int]:
     return torch.arange(SAMPLE_TOKENS).mul(7919).add(11).remainder(vocab_size).tolist()
 
 
-def in_parts(ids: list[int], block_size: int, device: torch.device) -> list[Batch]:
-    """One sequence in two chunks, over blocks in reverse order, with a logit row for each token."""
-    blocks = list(reversed(range(-(-len(ids) // block_size))))
+def in_parts(
+    ids: list[int], block_size: int, device: torch.device, num_columns: int = 1
+) -> list[Batch]:
+    """One sequence in two chunks, over the first pages in reverse order, with a logit row for each
+    token.
+    """
+    num_blocks = -(-len(ids) // block_size)
+    pages = np.arange(num_columns * num_blocks, dtype=np.int32)[::-1].reshape(num_columns, -1)
     split = len(ids) // 2
     return [
-        pack([(ids, start, count, blocks)], range(count), block_size, device)
+        pack([(ids, start, count, pages)], range(count), block_size, device)
         for start, count in ((0, split), (split, len(ids) - split))
     ]
 
@@ -74,11 +81,11 @@ def checked_logits(decoder: EagerDecoder, ids: list[int], block_size: int) -> Te
 
 
 def _paged_logits(decoder: EagerDecoder, ids: list[int], block_size: int) -> Tensor:
-    call, device = decoder.calls[0], decoder.model.device
+    device = decoder.model.device
+    pages = AttentionLayout(tuple(decoder.calls)).pages(block_size, torch.float32)
     num_blocks = -(-len(ids) // block_size)
-    layer_shape = (2, call.num_kv_heads, block_size, call.head_dim)
-    memory = torch.zeros((num_blocks, len(decoder.calls), *layer_shape), device=device)
-    return torch.cat([decoder.forward(part, memory) for part in in_parts(ids, block_size, device)])
+    caches = pages.caches(torch.zeros(num_blocks, pages.page_size, device=device))
+    return torch.cat([decoder.forward(part, caches) for part in in_parts(ids, block_size, device)])
 
 
 @contextmanager

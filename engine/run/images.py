@@ -36,13 +36,12 @@ class BlockImages:
     @property
     def block_bytes(self) -> int:
         """Of one block."""
-        return self._model.memory[:1].nbytes
+        return self._model.page_bytes
 
     @property
     def block_layout(self) -> bytes:
         """How the bytes of a block lie."""
-        memory = self._model.memory
-        return f"{list(memory.shape[1:])} {memory.dtype}".encode()
+        return f"{self._model.pages.describe()} {self._model.kv_storage}".encode()
 
     def make_ready(self, num_blocks: int) -> None:
         """See `engine.disk.memory.BlockMemory`."""
@@ -58,7 +57,7 @@ class BlockImages:
         if transfers.copies:
             touched: list[Blocks] = [np.array(transfers.copies, np.int64)]
             self._copies.join(touched)
-            self._model.copy_blocks(transfers.copies)
+            self._model.copy_pages(transfers.copies)
             self._copies.launched(touched)
 
     def fetch(self, blocks: list[int]) -> Fetched:

@@ -43,7 +43,7 @@ def profile(
     """Compute the largest step, and record the two largest of each of `graphs`, on blocks of their
     own, which are gone afterwards.
 
-    What `graphs` make writes to block 0 and to block 1 at most. For `longest` see
+    What `graphs` make writes to page 0 and to page 1 at most. For `longest` see
     `compute_largest_step`.
     """
     model.allocate(2)
@@ -68,12 +68,13 @@ def _graph_bytes(make: Callable[[], Graphs | None], memory: DeviceMemory) -> int
 def compute_largest_step(model: PagedModel, size: StepSize, longest: int) -> None:
     """Prompts beside as many sequences as may decode; all of them draw, with every option.
 
-    `model` needs memory for one block, in which all of them lie: their values are wrong, their
+    `model` needs memory for one page, in which all of them lie: their values are wrong, their
     shapes are right. `longest` tokens are the most that one may have.
     """
     lengths = _lengths(size, longest)
-    rows, blocks = len(lengths), [0] * -(-max(lengths) // model.block_size)
-    parts = [([0] * length, 0, length, blocks) for length in lengths]
+    num_blocks = -(-max(lengths) // model.block_size)
+    rows, pages = len(lengths), np.zeros((model.pages.num_columns, num_blocks), np.int32)
+    parts = [([0] * length, 0, length, pages) for length in lengths]
     drawing = [end - 1 for end in accumulate(lengths)]
     batch = pack(parts, drawing, model.block_size, model.device)
     attention = replace(batch.attention, max_context_len=longest)

@@ -86,7 +86,8 @@ class ModelRunner:
         self._costs = costs
         invariant = model.batch_invariant
         rule = rule_for(model.device, batch_invariant=invariant) if prefix_grouping else None
-        self._batches = BatchBuilder(model.block_size, _HOST, rule, model.weights.rotary_switch)
+        switch = model.weights.rotary_switch
+        self._batches = BatchBuilder(model.block_size, _HOST, rule, switch, model.kinds)
         self._graphs = graphs
         self._pieces = pieces
         self._masks = masks
@@ -118,11 +119,13 @@ class ModelRunner:
         host = self._batches.build(plan)
         copied = plan.transfers.copies
         touched = [host.attention.block_tables.numpy(), np.array(copied, np.int64)]
+        if host.more is not None:
+            touched.append(host.more.block_tables.numpy())
         self._copies.join(touched)
         watch = Stopwatch(model.device)
         watch.mark()
         if copied:
-            model.copy_blocks(copied)
+            model.copy_pages(copied)
         newest, logits = self._compute(plan, host)
         self._copies.launched(touched)
         wanted = plan.draws

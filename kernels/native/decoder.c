@@ -11,6 +11,7 @@ enum { NORMED, QKV, QUERY, ATTENDED, GATE_UP, GATED, PLAIN, NUM_BUFFERS };
 
 typedef struct {
     const pw_step *step;
+    const pw_column *columns;
     pw_attention attention;
     char *buffers[NUM_BUFFERS];
 } decoder;
@@ -90,11 +91,12 @@ static void update_by(const decoder *d, const pw_linear_weights *weights, const 
     norm_rows(d, after, dim, dim, d->buffers[PLAIN], NULL, d->step->update);
 }
 
-static void rotate(const decoder *d, const pw_layer *layer) {
+static void rotate(const decoder *d, const pw_layer *layer, const pw_cache *cache) {
     const pw_attention *attention = &d->attention;
     const pw_rotation call = {
         .qkv = d->buffers[QKV], .cos = layer->cos, .sin = layer->sin,
-        .positions = d->step->positions, .slots = d->step->slots, .kv = (void *)attention->kv,
+        .positions = d->step->positions, .slots = d->columns[cache->column].slots,
+        .kv = cache->kv,
         .query = d->buffers[QUERY],
         .query_weight = layer->query.weight, .key_weight = layer->key.weight,
         .qkv_row = layer->qkv->out_features,
@@ -110,13 +112,15 @@ static void rotate(const decoder *d, const pw_layer *layer) {
     pw_rotate_and_write(&call);
 }
 
-static int run_layer(decoder *d, const pw_layer *layer, bool first) {
+static int run_layer(decoder *d, const pw_layer *layer, const pw_cache *cache, bool first) {
     const pw_step *step = d->step;
     const int64_t dim = layer->qkv->in_features;
     const void *seen = normed(d, &layer->before_attention, dim, first ? NULL : step->update);
     multiply(d, layer->qkv, seen, d->buffers[QKV]);
     norm_jointly(d, layer);
-    rotate(d, layer);
+    rotate(d, layer, cache);
+    d->attention.kv = cache->kv;
+    d->attention.tables = d->columns[cache->column].tables;
     d->attention.window = layer->window;
     d->attention.scale = layer->scale;
     d->attention.softcap = layer->softcap;
@@ -142,20 +146,18 @@ static int run_layer(decoder *d, const pw_layer *layer, bool first) {
     return 0;
 }
 
-int pw_decode(const pw_layer *layers, int64_t num_layers, const pw_step *step,
-              const pw_attention *attention) {
-    decoder d = {.step = step, .attention = *attention};
+int pw_decode(const pw_layer *layers, const pw_cache *caches, int64_t num_layers,
+              const pw_column *columns, const pw_step *step, const pw_attention *attention) {
+    decoder d = {.step = step, .columns = columns, .attention = *attention};
     char *memory;
     if (!allocate(&d, layers, &memory)) {
         return -1;
     }
     d.attention.query = d.buffers[QUERY];
     d.attention.output = d.buffers[ATTENDED];
-    const int64_t size = attention->is_quantized ? 1 : pw_size(attention->type);
     int status = 0;
     for (int64_t i = 0; status == 0 && i < num_layers; i++) {
-        d.attention.kv = (const char *)attention->kv + i * step->kv_layer * size;
-        status = run_layer(&d, &layers[i], i == 0);
+        status = run_layer(&d, &layers[i], &caches[i], i == 0);
     }
     free(memory);
     return status;

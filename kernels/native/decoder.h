@@ -21,17 +21,29 @@ typedef struct {
     double scale, softcap;
 } pw_layer;
 
+/* Where a layer keeps its keys and values: the strides within a page are those of all layers. */
 typedef struct {
-    const int64_t *positions, *slots; /* [num_tokens] */
+    void *kv;       /* in page 0 */
+    int64_t column; /* which tables and slots name its pages */
+} pw_cache;
+
+/* The pages of all sequences, for some layers. */
+typedef struct {
+    const int32_t *tables; /* as in pw_attention */
+    const int64_t *slots;  /* [num_tokens] */
+} pw_column;
+
+typedef struct {
+    const int64_t *positions; /* [num_tokens] */
     void *residual; /* [num_tokens, dim]: the embeddings, then the sum of all updates but the last */
     void *update;   /* [num_tokens, dim]: the last layer's update */
     int64_t num_tokens;
-    int64_t kv_layer; /* elements from one layer's KV to the next one's */
 } pw_step;
 
-/* `attention` is the first layer's, but for query, output, window, scale and softcap.
+/* `attention` is the first layer's, but for query, output, kv, tables, window, scale and softcap.
  * Returns 0, or -1 where there is no memory for what lies between two operations. */
-PW_EXPORT int pw_decode(const pw_layer *layers, int64_t num_layers, const pw_step *step,
+PW_EXPORT int pw_decode(const pw_layer *layers, const pw_cache *caches, int64_t num_layers,
+                        const pw_column *columns, const pw_step *step,
                         const pw_attention *attention);
 
 #endif

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from struct import Struct
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -13,13 +14,19 @@ from kernels.native import library
 from kernels.native.attention import pack_call
 from kernels.native.layers import ACTIVATIONS
 from kernels.native.linear import packed_address
-from kernels.types import Activation, AttentionBatch, DecoderLayer, Linear, Norm
+from kernels.types import Activation, AttentionBatch, DecoderLayer, LayerCaches, Linear, Norm
 
 _LAYER = Struct("=4q" + 8 * "4qd" + "2q5q2d")
 """`pw_layer` of `decoder.h`, field by field."""
 
-_STEP = Struct("=4q2q")
+_STEP = Struct("=4q")
 """`pw_step`."""
+
+_CACHE = Struct("=2q")
+"""`pw_cache`."""
+
+_COLUMN = Struct("=2q")
+"""`pw_column`."""
 
 
 def stack(layers: Sequence[DecoderLayer], activation: Activation) -> Stack | None:
@@ -27,6 +34,7 @@ def stack(layers: Sequence[DecoderLayer], activation: Activation) -> Stack | Non
     shapes = {
         (
             layer.options.num_heads,
+            layer.options.num_kv_heads,
             *((part.in_features, part.out_features) for part in _products(layer)),
         )
         for layer in layers
@@ -42,34 +50,53 @@ class Stack:
         self._layers = list(layers)  # their tensors must outlive the addresses
         self._num_heads = layers[0].options.num_heads
         self._packed = b"".join(_pack(layer, ACTIVATIONS[activation]) for layer in layers)
-        arguments = (library.text, library.integer, library.text, library.text)
-        self._decode = library.function("pw_decode", *arguments, returns=library.integer)
+        self._caches: WeakKeyDictionary[LayerCaches, bytes] = WeakKeyDictionary()
+        text, integer = library.text, library.integer
+        self._decode = library.function(
+            "pw_decode", text, text, integer, text, text, text, returns=integer
+        )
 
     def run(
-        self, residual: Tensor, positions: Tensor, memory: Tensor, batch: AttentionBatch
+        self,
+        residual: Tensor,
+        positions: Tensor,
+        caches: LayerCaches,
+        columns: Sequence[AttentionBatch],
     ) -> Tensor:
         """Take the residual stream [num_tokens, dim] through all layers, and write their KV.
 
         All updates but the last are added to it, and that one is returned. `positions` is
-        [num_tokens] int64, `memory` [num_blocks, num_layers, 2, num_kv_heads, block_size,
-        head_dim], both as in `kernels.layers.rotate_and_write`. Raises `MemoryError`.
+        [num_tokens] int64, as in `kernels.layers.rotate_and_write`; `columns` are the batch with
+        the block tables and slots of each column. Raises `MemoryError`.
         """
         assert residual.is_contiguous()
-        update = torch.empty_like(residual)
+        update, kv, batch = torch.empty_like(residual), caches.views[0], columns[0]
         step = _STEP.pack(
             positions.data_ptr(),
-            batch.slots.data_ptr(),
             residual.data_ptr(),
             update.data_ptr(),
             len(residual),
-            memory.stride(1),
         )
-        head_dim, dtype = head_size(memory), residual.dtype
-        places = (0, 0, self._num_heads * head_dim, head_dim)
-        call = pack_call(places, self._num_heads, dtype, memory[:, 0], batch, 0.0, None, None)
-        if self._decode(self._packed, len(self._layers), step, call) != 0:
+        head_dim, dtype = head_size(kv), residual.dtype
+        strides = (0, 0, self._num_heads * head_dim, head_dim)
+        call = pack_call(strides, self._num_heads, dtype, kv, batch, 0.0, None, None)
+        pages = b"".join(
+            _COLUMN.pack(one.block_tables.data_ptr(), one.slots.data_ptr()) for one in columns
+        )
+        places, count = self._packed_caches(caches), len(self._layers)
+        if self._decode(self._packed, places, count, pages, step, call) != 0:
             raise MemoryError("no memory for what a decoder layer computes on the way")
         return update
+
+    def _packed_caches(self, caches: LayerCaches) -> bytes:
+        """A `pw_cache` of each layer."""
+        packed = self._caches.get(caches)
+        if packed is None:
+            assert len({kv.stride() for kv in caches.views}) == 1
+            pairs = zip(caches.views, caches.columns, strict=True)
+            packed = b"".join(_CACHE.pack(kv.data_ptr(), column) for kv, column in pairs)
+            self._caches[caches] = packed
+        return packed
 
 
 def _products(layer: DecoderLayer) -> tuple[Linear, Linear, Linear, Linear]:

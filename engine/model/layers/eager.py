@@ -21,8 +21,10 @@ from engine.batch.batch import Batch
 from engine.model.checkpoints.coded_linear import without_weights
 from engine.model.errors import lacks_memory
 from engine.model.layers.counting import count_packed
+from engine.model.layers.layout import AttentionCall
 from engine.model.layers.rotary import split_by_length
 from kernels.attention import attend, write_kv
+from kernels.types import AttentionBatch, LayerCaches
 
 _ATTENTION = "partywall_paged"
 _WATCHED = "partywall_watched"
@@ -33,26 +35,11 @@ Sight = tuple[int | None, int | None]
 
 
 @dataclass(frozen=True, slots=True)
-class AttentionCall:
-    """What a layer of the model asks of its attention, beside its tensors."""
-
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    scale: float
-    sliding_window: int | None
-    softcap: float | None
-    chunk: int | None = None
-    has_sinks: bool = False
-    """Whether each call brings a score of each head that is in the softmax's sum alone."""
-
-
-@dataclass(frozen=True, slots=True)
 class _Step:
     """What the attention of a running forward pass needs beside its tensors."""
 
-    memory: Tensor  # [num_blocks, num_layers, 2, num_kv_heads, block_size, head_dim]
-    batch: Batch
+    caches: LayerCaches
+    columns: list[AttentionBatch]
     calls: list[AttentionCall]
 
 
@@ -61,8 +48,16 @@ class _Watch:
     """What has been seen of a forward pass that is watched."""
 
     calls: dict[int, AttentionCall] = field(default_factory=dict)
+    keys: dict[int, Tensor] = field(default_factory=dict)
+    """Of the layers that have some of their own."""
     masks: list[tuple[Tensor, Sight]] = field(default_factory=list)
     """What stands for each mask, and what it leaves open."""
+
+    def reads(self, layer: int, key: Tensor) -> int | None:
+        """The other layer that has made `key`, the very same tensor, if one has."""
+        owner = next((one for one, known in self.keys.items() if known is key), layer)
+        self.keys.setdefault(owner, key)
+        return None if owner == layer else owner
 
     def sight(self, mask: Tensor | None, window: int | None) -> Sight:
         """Of a layer: its mask's, as some families have it nowhere else, or the window it asks for.
@@ -100,12 +95,12 @@ class EagerDecoder:
         """What each layer asks of its attention."""
         self.watch()
 
-    def forward(self, batch: Batch, memory: Tensor) -> Tensor:
-        """Compute a packed batch, writing its KV to `memory` (see `PagedModel`).
+    def forward(self, batch: Batch, caches: LayerCaches) -> Tensor:
+        """Compute a packed batch, writing its KV to `caches`.
 
         Returns the logits of `batch.logit_rows`: [num_logit_rows, vocab_size].
         """
-        token = _step.set(_Step(memory, batch, self.calls))
+        token = _step.set(_Step(caches, batch.columns, self.calls))
         if self._rotary is not None:
             self._rotary.is_long = batch.is_long
         try:
@@ -232,6 +227,7 @@ def _watched_attention(
         softcap=softcap,
         chunk=chunk,
         has_sinks=s_aux is not None,
+        reads=watch.reads(layer_index, key),
     )
     return torch.zeros_like(query.transpose(1, 2)), None
 
@@ -251,15 +247,16 @@ def _paged_attention(
     head_dim]. `s_aux`, [heads], are sinks. There is never a mask: the block tables say what a token
     may see.
     """
-    step = _step.get()
-    call = step.calls[module.layer_idx]
+    step, layer = _step.get(), module.layer_idx
+    call, kv = step.calls[layer], step.caches.views[layer]
+    batch = step.columns[step.caches.columns[layer]]
     q, k, v = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
-    kv = step.memory[:, module.layer_idx]
-    write_kv(k, v, kv, step.batch.attention.slots)
+    if call.reads is None:
+        write_kv(k, v, kv, batch.slots)
     output = attend(
         q,
         kv,
-        step.batch.attention,
+        batch,
         scale=call.scale,
         sliding_window=call.sliding_window,
         softcap=call.softcap,

@@ -22,8 +22,8 @@ from transformers import PreTrainedModel
 from transformers.activations import ACT2FN
 
 from engine.model.checkpoints.coded_linear import CodedLinear, Product
-from engine.model.layers.eager import AttentionCall
 from engine.model.layers.family import FAMILIES
+from engine.model.layers.layout import AttentionCall
 from engine.model.layers.rotary import LengthRotary
 from kernels.types import Activation, LayerOptions, Norm, Rotation
 
@@ -112,6 +112,8 @@ class _Reader:
         _require_children(inner, {"embed_tokens", "layers", family.last_norm, "rotary_emb"})
         if len(inner.layers) != len(calls):
             raise Unfamiliar(f"{len(inner.layers)} layers, of which {len(calls)} attend")
+        if len({(call.num_heads, call.num_kv_heads, call.head_dim) for call in calls}) > 1:
+            raise Unfamiliar("layers with heads of different numbers or sizes")
         if family.multipliers:
             self._stream_scale = _the_only(layer.residual_multiplier for layer in inner.layers)
         rotations = self._rotations(inner.layers, num_positions)

@@ -17,13 +17,21 @@ from transformers import PreTrainedModel
 
 from engine.batch.batch import Batch
 from engine.model.checkpoints.coded_linear import CodedLinear, Product
-from engine.model.layers.eager import AttentionCall
 from engine.model.layers.families import Description, LayerDescription, describe
+from engine.model.layers.layout import AttentionCall
 from engine.model.layers.shard import Gathered, Shard, Summed, cut
 from kernels.attention import attend
 from kernels.layers import add_rms_norm, gate, rotate_and_write, stack
 from kernels.linear import pack, pack_groups
-from kernels.types import AttentionBatch, DecoderLayer, LayerOptions, Linear, Norm, Quantization
+from kernels.types import (
+    AttentionBatch,
+    DecoderLayer,
+    LayerCaches,
+    LayerOptions,
+    Linear,
+    Norm,
+    Quantization,
+)
 
 
 class FusedDecoder:
@@ -60,13 +68,11 @@ class FusedDecoder:
         self._stack = stack(self._layers, self._activation)
         _release(description.embedding)
 
-    def forward(self, batch: Batch, memory: Tensor) -> Tensor:
+    def forward(self, batch: Batch, caches: LayerCaches) -> Tensor:
         """See `EagerDecoder`."""
         residual = self.embed(batch.token_ids)
-        if self._stack is not None:
-            update = self._stack.run(residual, self.places(batch), memory, batch.attention)
-        else:
-            update = self._run_layers(residual, memory, batch)
+        run = self._run_layers if self._stack is None else self._stack.run
+        update = run(residual, self.places(batch), caches, batch.columns)
         return self.logits(residual, update, batch.logit_rows)
 
     def places(self, batch: Batch) -> Tensor:
@@ -80,13 +86,19 @@ class FusedDecoder:
         rows = self._embedding.index_select(0, token_ids).to(self._dtype)
         return rows if self._embedding_scale == 1 else rows.mul_(self._embedding_scale)
 
-    def _run_layers(self, residual: Tensor, memory: Tensor, batch: Batch) -> Tensor:
+    def _run_layers(
+        self,
+        residual: Tensor,
+        places: Tensor,
+        caches: LayerCaches,
+        columns: Sequence[AttentionBatch],
+    ) -> Tensor:
         """Add all updates to the residual stream but the last layer's, and return that one."""
         update: Tensor | None = None
-        slots, places = batch.attention.slots, self.places(batch)
-        for index, kv in enumerate(memory.unbind(1)):
-            query = self.before_attention(index, residual, update, places, kv, slots)
-            attended = self.attend(index, query, kv, batch.attention)
+        for index, (kv, column) in enumerate(zip(caches.views, caches.columns, strict=True)):
+            batch = columns[column]
+            query = self.before_attention(index, residual, update, places, kv, batch.slots)
+            attended = self.attend(index, query, kv, batch)
             update = self.after_attention(index, residual, attended)
         assert update is not None
         return update

@@ -19,7 +19,8 @@ import torch
 from torch import Tensor
 
 from engine.api import EngineBroken, EngineError
-from engine.model.layers.paged_model import AttentionLayout, PagedModel, Weights
+from engine.model.layers.layout import AttentionLayout
+from engine.model.layers.paged_model import PagedModel, Weights
 from engine.model.layers.shard import Shard, leave
 from kernels.kv_format import KvDtype
 
@@ -121,7 +122,7 @@ class LeadingModel(PagedModel):
     allocate_host = _led(PagedModel.allocate_host)
     swap_out = _led(PagedModel.swap_out)
     swap_in = _led(PagedModel.swap_in)
-    copy_blocks = _led(PagedModel.copy_blocks)
+    copy_pages = _led(PagedModel.copy_pages)
     forward = _led(PagedModel.forward)
 
 

@@ -17,33 +17,17 @@ from torch import Tensor
 from transformers import PreTrainedConfig
 
 from engine.api import EngineError
+from engine.api.kinds import Kind
 from engine.batch.batch import Batch, token_by_token
 from engine.batch.staging import upload
 from engine.model.layers.eager import EagerDecoder
 from engine.model.layers.fused import FusedDecoder
+from engine.model.layers.layout import AttentionCall, AttentionLayout
 from kernels.attention import prepare
 from kernels.backends import default
 from kernels.huge_pages import lazy_zeros
-from kernels.kv_format import KvDtype, row_size, storage_dtype
+from kernels.kv_format import KvDtype, storage_dtype
 from kernels.types import AttentionShape
-
-
-@dataclass(frozen=True, slots=True)
-class AttentionLayout:
-    """The shape of attention, alike in every layer."""
-
-    num_layers: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-
-    def block_bytes(self, block_size: int, storage: torch.dtype) -> int:
-        """Bytes of one block across all layers, keys and values.
-
-        Raises `ValueError` if the heads cannot be stored in this type.
-        """
-        row_bytes = row_size(self.head_dim, storage) * storage.itemsize
-        return 2 * self.num_layers * self.num_kv_heads * block_size * row_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,9 +56,10 @@ class Weights:
 class PagedModel:
     """A loaded model with its KV memory.
 
-    The memory is one tensor in which a block is contiguous across all layers, so that a block can
-    move in one copy: [num_blocks, num_layers, 2, num_kv_heads, block_size, row]. A row holds the
-    dimensions of a head, quantized ones with a scale behind them (`kernels.kv_format`).
+    The memory is one tensor, [num_pages, elements of a page], in which a page is contiguous across
+    all of its layers, so that it can move in one copy; `engine.model.layers.layout` says where each
+    layer's keys and values lie. A row holds the dimensions of a head, quantized ones with a scale
+    behind them (`kernels.kv_format`).
     """
 
     def __init__(
@@ -97,80 +82,85 @@ class PagedModel:
         self.layout = weights.layout
         self.device = weights.device
         self.dtype = weights.dtype
-        self.memory = torch.empty(0)
         self.host_memory = torch.empty(0)
         try:
-            self._row_size = row_size(self.layout.head_dim, self.kv_storage)
+            self.pages = self.layout.pages(block_size, self.kv_storage)
         except ValueError as error:
             raise EngineError(f"kv_dtype: {error}") from None
-        layout = self.layout
-        shape = AttentionShape(
-            num_heads=layout.num_heads,
-            num_kv_heads=layout.num_kv_heads,
-            head_dim=layout.head_dim,
+        self._use(torch.empty(0, self.pages.page_size, dtype=self.kv_storage))
+        for shape in dict.fromkeys(map(self._shape, self.layout.calls)):
+            prepare(self.device, shape)
+
+    def _shape(self, call: AttentionCall) -> AttentionShape:
+        return AttentionShape(
+            num_heads=call.num_heads,
+            num_kv_heads=call.num_kv_heads,
+            head_dim=call.head_dim,
             dtype=self.dtype,
-            block_size=block_size,
+            block_size=self.block_size,
             storage=self.kv_storage,
         )
-        prepare(self.device, shape)
+
+    def _use(self, memory: Tensor) -> None:
+        self.memory = memory
+        self.caches = self.pages.caches(memory)
+
+    @property
+    def kinds(self) -> tuple[Kind, ...]:
+        """Of its blocks."""
+        return self.pages.kinds
 
     @property
     def block_bytes(self) -> int:
-        """Of one block of KV."""
+        """What a block's tokens take where layers of every kind remember them."""
         return self.layout.block_bytes(self.block_size, self.kv_storage)
+
+    @property
+    def page_bytes(self) -> int:
+        """Of one page, on this rank."""
+        return self.pages.page_size * self.kv_storage.itemsize
 
     @property
     def kv_storage(self) -> torch.dtype:
         """The element type of the KV memory."""
         return storage_dtype(self.kv_dtype, self.dtype)
 
-    def allocate(self, num_blocks: int) -> None:
-        """Allocate the KV memory, zeroed: no block ever shows what memory held before."""
-        shape = self._memory_shape(num_blocks)
+    def allocate(self, num_pages: int) -> None:
+        """Allocate the KV memory, zeroed: no page ever shows what memory held before."""
+        shape = num_pages, self.pages.page_size
         if self.device.type == "cpu":
-            self.memory = _lazy_zeros(shape, self.kv_storage)
+            self._use(_lazy_zeros(shape, self.kv_storage))
         else:
-            self.memory = torch.zeros(shape, dtype=self.kv_storage, device=self.device)
+            self._use(torch.zeros(shape, dtype=self.kv_storage, device=self.device))
 
     def allocate_host(self, num_slots: int) -> None:
-        """Allocate the host tier: `num_slots` more blocks in the host's memory.
+        """Allocate the host tier: `num_slots` more pages in the host's memory.
 
         Beside a GPU it is pinned, so that copies run at the full speed of the bus and in the
         stream's order, without the host waiting for them.
         """
-        self.host_memory = _lazy_zeros(self._memory_shape(num_slots), self.kv_storage)
+        self.host_memory = _lazy_zeros((num_slots, self.pages.page_size), self.kv_storage)
         if self.device.type == "cuda":
             _pin(self.host_memory)
 
     @torch.inference_mode()
     def swap_out(self, moves: Sequence[tuple[int, int]]) -> None:
-        """Copy blocks to the host: (block, slot) pairs. Each is one contiguous copy."""
+        """Copy pages to the host: (page, slot) pairs. Each is one contiguous copy."""
         _copy_runs(self.memory, self.host_memory, moves)
 
     @torch.inference_mode()
     def swap_in(self, moves: Sequence[tuple[int, int]]) -> None:
-        """Copy blocks from the host: (slot, block) pairs. Each is one contiguous copy."""
+        """Copy pages from the host: (slot, page) pairs. Each is one contiguous copy."""
         _copy_runs(self.host_memory, self.memory, moves)
 
     @property
     def rows(self) -> Tensor:
-        """The bytes of the KV memory: [num_blocks, bytes of a block]."""
-        return self.memory.view(len(self.memory), -1).view(torch.uint8)
-
-    def _memory_shape(self, num_blocks: int) -> tuple[int, ...]:
-        layout = self.layout
-        return (
-            num_blocks,
-            layout.num_layers,
-            2,
-            layout.num_kv_heads,
-            self.block_size,
-            self._row_size,
-        )
+        """The bytes of the KV memory: [num_pages, bytes of a page]."""
+        return self.memory.view(torch.uint8)
 
     @torch.inference_mode()
-    def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
-        """Copy the KV of whole blocks, all (source, target) pairs in one call."""
+    def copy_pages(self, copies: Sequence[tuple[int, int]]) -> None:
+        """Copy the KV of whole pages, all (source, target) pairs in one call."""
         (pairs,) = upload([np.array(copies, dtype=np.int64)], self.device)
         sources, targets = pairs.unbind(1)
         self.memory.index_copy_(0, targets, self.memory.index_select(0, sources))
@@ -178,7 +168,7 @@ class PagedModel:
     @torch.inference_mode()
     def forward(self, batch: Batch) -> Tensor:
         """Compute a packed batch, writing its KV. Returns logits [num_logit_rows, vocab_size]."""
-        return self.weights.decoder.forward(self.arranged(batch), self.memory)
+        return self.weights.decoder.forward(self.arranged(batch), self.caches)
 
     def arranged(self, batch: Batch) -> Batch:
         """A batch as it is computed where results must not depend on batch-mates."""

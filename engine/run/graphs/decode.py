@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -30,38 +31,51 @@ class GraphInputs:
     def __init__(self, padder: Padder, device: torch.device) -> None:
         rows, width = padder.buckets[-1], padder.width
         self._padder = padder
-        self._tables = torch.zeros(rows, width, dtype=torch.int32, device=device)
-        arrays = _small_arrays(padder.nothing(rows))
-        size = num_bytes([*arrays, torch.zeros(rows, width, dtype=torch.int32).numpy()])
+        largest = padder.nothing(rows)
+        self._tables = [
+            torch.zeros(*tables.shape[:-1], width, dtype=torch.int32, device=device)
+            for tables in _tables(largest)
+        ]
+        whole: list[Array] = [np.empty(tables.shape, np.int32) for tables in self._tables]
+        size = num_bytes(_small_arrays(largest) + whole)
         self._buffer = torch.zeros(size, dtype=torch.uint8, device=device)
 
     def batch(self, rows: int) -> Batch:
         """The batch of so many rows, on the device: what `fill` last put there."""
         padded = self._padder.nothing(rows)
         arrays = _small_arrays(padded)
-        left = iter(views(self._buffer[: num_bytes(arrays)], arrays))
-        tables = padded.attention.block_tables
-        tensors = [
-            self._tables[:rows] if tensor is tables else next(left) for tensor in tensors_of(padded)
-        ]
+        small = iter(views(self._buffer[: num_bytes(arrays)], arrays))
+        tables = iter(tables[..., :rows, :] for tables in self._tables)
+        own = _tables(padded)
+        tensors = [next(tables if _is_in(tensor, own) else small) for tensor in tensors_of(padded)]
         return with_tensors(padded, tensors)
 
     def fill(self, padded: Batch) -> None:
         """Put a padded batch there, once the device has done what came before."""
-        tables = padded.attention.block_tables
         arrays = _small_arrays(padded)
-        start = num_bytes(arrays)
-        arrays.append(tables.numpy())
-        refill(self._buffer[: num_bytes(arrays)], arrays)
-        rows, width = tables.shape
-        packed = self._buffer[start : start + tables.nbytes].view(torch.int32).view(rows, width)
-        self._tables[:rows, :width].copy_(packed)
+        count = len(arrays)
+        arrays += [tables.numpy() for tables in _tables(padded)]
+        buffer = self._buffer[: num_bytes(arrays)]
+        refill(buffer, arrays)
+        for tables, packed in zip(self._tables, views(buffer, arrays)[count:], strict=True):
+            rows, width = packed.shape[-2:]
+            tables[..., :rows, :width].copy_(packed)
+
+
+def _tables(padded: Batch) -> list[Tensor]:
+    """The block tables."""
+    first = padded.attention.block_tables
+    return [first] if padded.more is None else [first, padded.more.block_tables]
 
 
 def _small_arrays(padded: Batch) -> list[Array]:
     """All but the block tables."""
-    tables: Tensor = padded.attention.block_tables
-    return [tensor.numpy() for tensor in tensors_of(padded) if tensor is not tables]
+    own = _tables(padded)
+    return [tensor.numpy() for tensor in tensors_of(padded) if not _is_in(tensor, own)]
+
+
+def _is_in(tensor: Tensor, tensors: list[Tensor]) -> bool:
+    return any(tensor is one for one in tensors)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """A batch of decoding sequences, made larger: to one of few numbers of rows, each of which can be
 recorded.
 
-Rows are added that compute nothing of use: one token each, in a block that belongs to nobody. All
+Rows are added that compute nothing of use: one token each, in a page that belongs to nobody. All
 else that differs between batches has room for whatever such a batch may have.
 """
 
@@ -11,11 +11,12 @@ from bisect import bisect_left
 from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from engine.batch.batch import Batch, pack
+from engine.batch.batch import Batch, MoreColumns, pack
 from kernels.types import PrefixGroups
 
 _MEMBERSHIPS_OF_A_ROW = 2
@@ -39,13 +40,15 @@ class Padder:
 
     buckets: list[int]
     block_size: int
-    null_block: int
+    null_page: int
     """Belongs to nobody: what is written there is never read."""
     max_context: int
     has_groups: bool = True
     """Whether batches may have groups."""
     has_lengths: bool = False
     """Whether batches say which of their tokens are in long sequences."""
+    num_columns: int = 1
+    """Of block tables and slots."""
 
     @property
     def width(self) -> int:
@@ -65,10 +68,8 @@ class Padder:
         Two of as many rows differ in the width of their block tables and the contents of their
         tensors, and in nothing else. Groups for which there is no room are left out.
         """
-        attention = batch.attention
+        attention, more = batch.attention, batch.more
         extra = rows - len(attention.context_lens)
-        tables = pad(attention.block_tables, (0, 0, 0, extra))
-        tables[rows - extra :, 0] = self.null_block
         return Batch(
             token_ids=pad(batch.token_ids, (0, extra)),
             positions=pad(batch.positions, (0, extra)),
@@ -76,10 +77,10 @@ class Padder:
             is_long=None if batch.is_long is None else pad(batch.is_long, (0, extra)),
             attention=replace(
                 attention,
-                block_tables=tables,
+                block_tables=self._tables(attention.block_tables, rows),
                 query_starts=torch.arange(rows + 1, dtype=torch.int32),
                 context_lens=pad(attention.context_lens, (0, extra), value=1),
-                slots=pad(attention.slots, (0, extra), value=self.null_block * self.block_size),
+                slots=self._slots(attention.slots, rows),
                 max_query_len=1,
                 max_context_len=self.max_context,
                 # One row alone shares its keys with nobody.
@@ -87,11 +88,26 @@ class Padder:
                 if self.has_groups and rows > 1
                 else None,
             ),
+            more=None
+            if more is None
+            else MoreColumns(self._tables(more.block_tables, rows), self._slots(more.slots, rows)),
         )
+
+    def _tables(self, tables: Tensor, rows: int) -> Tensor:
+        """Of so many rows, [..., rows, max_blocks]."""
+        count = tables.shape[-2]
+        padded = pad(tables, (0, 0, 0, rows - count))
+        padded[..., count:, 0] = self.null_page
+        return padded
+
+    def _slots(self, slots: Tensor, rows: int) -> Tensor:
+        """Of as many tokens."""
+        return pad(slots, (0, rows - slots.shape[-1]), value=self.null_page * self.block_size)
 
     def nothing(self, rows: int) -> Batch:
         """A batch of so many rows, in which every row is as those that are added."""
-        one = pack([([0], 0, 1, [self.null_block])], [0], self.block_size, torch.device("cpu"))
+        pages = np.full((self.num_columns, 1), self.null_page)
+        one = pack([([0], 0, 1, pages)], [0], self.block_size, torch.device("cpu"))
         is_long = torch.zeros(1, dtype=torch.bool) if self.has_lengths else None
         return self.pad(replace(one, is_long=is_long), rows)
 

@@ -41,7 +41,7 @@ class _Pieces:
 class PieceGraphs(Graphs):
     """Computes batches of up to as many tokens as `TOKEN_BUCKETS` say, by a model of fused layers.
 
-    Those that are added write their KV to a block that belongs to nobody.
+    Those that are added write their KV to a page that belongs to nobody.
     """
 
     _kind = "the pieces of steps of %d sizes up to %d tokens"
@@ -50,7 +50,7 @@ class PieceGraphs(Graphs):
         self,
         model: PagedModel,
         decoder: FusedDecoder,
-        null_block: int,
+        null_page: int,
         most_tokens: int,
         record: Record | None = None,
         memory: DeviceMemory | None = None,
@@ -60,15 +60,16 @@ class PieceGraphs(Graphs):
         """
         self._model = model
         self._decoder = decoder
-        self._null_slot = null_block * model.block_size
+        self._null_slot = null_page * model.block_size
         buckets = [bucket for bucket in TOKEN_BUCKETS if bucket <= most_tokens]
         super().__init__(model.device, buckets, record, memory)
         self._pieces: dict[int, _Pieces] = {}
         most = max(buckets, default=0)
-        layout, device = model.layout, model.device
-        heads = (most, layout.num_heads, layout.head_dim)
+        call, device = model.layout.calls[0], model.device  # fused layers are alike
+        heads = (most, call.num_heads, call.head_dim)
         stream = (most, decoder.hidden_size)
-        self._buffer = torch.zeros(3 * 8 * most, dtype=torch.uint8, device=device)
+        size = (2 + model.pages.num_columns) * 8 * most
+        self._buffer = torch.zeros(size, dtype=torch.uint8, device=device)
         # What recordings pass on to each other and to attention: [most tokens, ...]
         self._residual = torch.zeros(stream, dtype=model.dtype, device=device)
         self._update = torch.zeros(stream, dtype=model.dtype, device=device)
@@ -95,24 +96,29 @@ class PieceGraphs(Graphs):
         batch = self._model.arranged(batch)
         first, *others = pieces.recordings
         query, attended = self._query[:count], self._attended[:count]
+        caches, columns = self._model.caches, batch.columns
         first.replay()
         for index, piece in enumerate(others):
-            kv = self._model.memory[:, index]
-            self._decoder.attend(index, query, kv, batch.attention, attended)
+            own = columns[caches.columns[index]]
+            self._decoder.attend(index, query, caches.views[index], own, attended)
             piece.replay()
         rows = batch.logit_rows
         logits = self._decoder.logits(self._residual[:size], self._update[:size], rows)
         return pieces.token_ids.index_select(0, rows), logits
 
     def _inputs(self, host: Batch | None, size: int) -> list[Array]:
-        """Token ids, places in rotary tables and slots of a batch, and of tokens that are added."""
+        """Token ids, places in rotary tables and each column's slots of a batch, and of tokens that
+        are added.
+        """
         count = 0 if host is None else len(host.token_ids)
         token_ids, places = np.zeros(size, np.int64), np.zeros(size, np.int64)
-        slots = np.full(size, self._null_slot)
+        slots = np.full((self._model.pages.num_columns, size), self._null_slot)
         if host is not None:
             token_ids[:count] = host.token_ids.numpy()
             places[:count] = self._decoder.places(host).numpy()
-            slots[:count] = host.attention.slots.numpy()
+            slots[0, :count] = host.attention.slots.numpy()
+            if host.more is not None:
+                slots[1:, :count] = host.more.slots.numpy()
         return [token_ids, places, slots]
 
     @torch.inference_mode()
@@ -139,8 +145,9 @@ class PieceGraphs(Graphs):
         else:
             update = decoder.after_attention(index - 1, residual, self._attended[:size])
         if index < decoder.num_layers:
-            kv = self._model.memory[:, index]
-            query = decoder.before_attention(index, residual, update, places, kv, slots)
+            caches = self._model.caches
+            kv, own = caches.views[index], slots[caches.columns[index]]
+            query = decoder.before_attention(index, residual, update, places, kv, own)
             self._query[:size].copy_(query)
         elif update is not None:
             self._update[:size].copy_(update)

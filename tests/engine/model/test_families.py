@@ -6,6 +6,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
+import numpy as np
+import numpy.typing as npt
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedConfig
@@ -15,26 +18,30 @@ from engine.batch.batch import pack
 from engine.config import EngineConfig
 from engine.model import self_check
 from engine.model.layers import eager
+from engine.model.layers.paged_model import PagedModel
 from engine.model.load import load_model
 from engine.model.self_check import relative_error
 from kernels.attention import attend
 from tests.engine.model.tiny_families import WINDOW, families, tiny_config, tiny_model
 
 BLOCK = 16
+FIVE_TO_ONE = [*5 * ["sliding_attention"], "full_attention"]
 CHUNKS = (1, 37, 5, 64, 43)
 SOME = {
-    *("afmoe", "cohere2", "exaone4", "gemma3n_text", "glm4", "gpt_neox", "gpt_oss", "llama4_text"),
+    *("afmoe", "cohere2", "exaone4", "gemma3n_text", "gemma4_text", "glm4", "gpt_neox", "gpt_oss"),
+    *("llama4_text"),
     *("minimax_m2", "mixtral", "olmo2", "phi", "phimoe", "qwen2_moe"),
 }
 """Of those that are served: each of a kind of its own."""
 SERVED = SOME | {
     *("apertus", "arcee", "aria_text", "beam", "biogpt", "bitnet", "cohere", "cohere2_moe", "cwm"),
     *("dots1", "ernie4_5", "ernie4_5_moe", "exaone_moe", "flex_olmo", "fuyu", "gemma", "gemma2"),
-    *("flint", "gemma3", "gemma3_text", "gemma3n", "glm", "glm4_moe", "got_ocr2", "gpt-sw3"),
+    *("flint", "gemma3", "gemma3_text", "gemma3n", "gemma4", "gemma4_unified"),
+    *("gemma4_unified_assistant", "gemma4_unified_text", "glm", "glm4_moe", "got_ocr2", "gpt-sw3"),
     *("gpt2", "gpt_bigcode", "granite", "granite_swa", "granitemoe", "granitemoe_swa"),
     *("granitemoeshared", "helium", "hunyuan_v1_dense", "hunyuan_v1_moe", "hy_v3", "hyperclovax"),
-    *("internlm3", "iquestcoder", "jais2", "jetmoe"),
-    *("kolibri1", "laguna", "lfm2", "llama", "llama4", "mellum", "minimax_m3_vl_text", "ministral"),
+    *("internlm3", "iquestcoder", "jais2", "jetmoe", "kolibri1", "laguna", "lfm2", "llama"),
+    *("llama4", "mellum", "minimax_m3_vl_text", "ministral"),
     *("ministral3", "mistral", "modernbert-decoder", "moshi", "moss_transcribe_diarize"),
     *("nanochat", "nemotron", "olmo", "olmo3", "olmoe", "opt", "persimmon", "phi3", "qwen2"),
     *("qwen3", "qwen3_moe", "seed_oss", "smollm3", "solar_open", "stablelm", "starcoder2"),
@@ -49,24 +56,69 @@ def saved(config: PreTrainedConfig, folder: Path) -> EngineConfig:
     )
 
 
+def scattered(model: PagedModel, num_blocks: int) -> npt.NDArray[np.int32]:
+    """Pages for so many blocks, [num_columns, num_blocks]: in reverse order, with gaps between
+    them, those of a block apart.
+    """
+    num_columns = model.pages.num_columns
+    pages = np.arange(num_columns * num_blocks, dtype=np.int32).reshape(num_columns, num_blocks)
+    return 2 * pages[:, ::-1] + 1
+
+
+def forget(model: PagedModel, pages: npt.NDArray[np.int32], num_tokens: int) -> None:
+    """Let pages be anything whose tokens nobody sees behind the first `num_tokens`."""
+    column = 0
+    for kind in model.kinds:
+        gone = kind.first_needed(num_tokens) // model.block_size
+        model.memory[pages[column : column + kind.pages, :gone]] = torch.nan
+        column += kind.pages
+
+
 @torch.inference_mode()
-def error_of(given: EngineConfig) -> float:
-    """How far logits over blocks in reverse order, in odd chunks, are from the model's own."""
-    model = load_model(given)
+def error_of(given: EngineConfig, num_kinds: int | None = None) -> float:
+    """How far logits over scattered pages, in odd chunks, are from the model's own; pages behind a
+    window are poison. The model has `num_kinds`, if that is given.
+    """
+    model = load_model(given, by_kinds=True)
+    assert num_kinds in (None, len(model.kinds))
     length = sum(CHUNKS)
     ids = torch.arange(length).mul(31).add(7).remainder(model.weights.config.vocab_size).tolist()
-    blocks = list(reversed(range(-(-length // BLOCK))))
-    model.allocate(len(blocks))
+    pages = scattered(model, -(-length // model.block_size))
+    model.allocate(2 * pages.size)
     start, parts = 0, []
     for count in CHUNKS:
-        chunk = [(ids, start, count, blocks)]
-        parts.append(model.forward(pack(chunk, range(count), BLOCK, model.device)))
+        forget(model, pages, start)
+        chunk = [(ids, start, count, pages)]
+        parts.append(model.forward(pack(chunk, range(count), model.block_size, model.device)))
         start += count
     own = AutoModelForCausalLM.from_pretrained(
         given.model_path, dtype=torch.float32, attn_implementation="eager"
     )
     expected = own.eval()(input_ids=torch.tensor([ids]), use_cache=False).logits[0]
     return relative_error(torch.cat(parts), expected)
+
+
+@pytest.mark.parametrize("block_size", [4, BLOCK])
+@pytest.mark.parametrize(
+    ("family", "num_kinds", "options"),
+    [
+        ("cohere2", 2, {}),
+        ("gemma2", 2, {}),
+        ("gemma3_text", 2, {}),
+        ("gemma3_text", 2, {"layer_types": FIVE_TO_ONE, "num_hidden_layers": 6}),
+        ("gemma3n_text", 2, {}),
+        ("gemma4_text", 2, {}),
+        ("gemma4_text", 2, {"num_kv_shared_layers": 0, "num_global_key_value_heads": 1}),
+        ("gemma4_text", 2, {"attention_k_eq_v": True, "num_kv_shared_layers": 2}),
+        ("mistral", 1, {}),
+    ],
+)
+def test_layers_remember_no_more_than_they_see(
+    family: str, num_kinds: int, options: dict[str, Any], block_size: int, tmp_path: Path
+) -> None:
+    given = saved(tiny_config(family, **options), tmp_path)
+    given = msgspec.structs.replace(given, block_size=block_size)
+    assert error_of(given, num_kinds) < 1e-5
 
 
 @pytest.mark.parametrize("family", sorted(SOME))

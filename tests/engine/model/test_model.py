@@ -168,7 +168,7 @@ def test_a_block_is_contiguous_across_all_layers(tmp_path: Path) -> None:
     save_model("llama", tmp_path)
     core = make_core(tmp_path, num_blocks=4)
     memory = core._runner._model.memory  # type: ignore[attr-defined]
-    assert memory.shape == (4 + 1, 3, 2, 2, 8, 16), "and a block for rows that are only padding"
+    assert memory.shape == (4 + 1, 3 * 2 * 2 * 8 * 16), "and a page for rows that are only padding"
     assert memory[1].is_contiguous()
 
 

@@ -115,7 +115,7 @@ def check_generated(model: PreTrainedModel, core: EngineCore) -> None:
 
 
 def test_tokens_are_those_of_generate(original: tuple[PreTrainedModel, Path], parts: Parts) -> None:
-    assert parts.model.layout.num_kv_heads == 2
+    assert parts.model.layout.calls[0].num_kv_heads == 2
     assert parts.info.num_blocks == NUM_BLOCKS
     core = make_core(parts)
     check_generated(original[0], core)

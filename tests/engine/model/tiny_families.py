@@ -36,12 +36,14 @@ _SIZES: dict[str, Any] = {
 }
 _ONLY_SET = {"attention_chunk_size", "q_lora_rank", "n_inner", "hidden_size_per_layer_input"}
 """Sizes that stay away where a family leaves them out."""
+_GEMMA4 = ("gemma4", "gemma4_text", "gemma4_unified", "gemma4_unified_text")
 _OWN: dict[str, dict[str, Any]] = {
     **{family: {"mamba_n_heads": 4} for family in ("bamba", "granitemoehybrid")},
     **{family: {"num_key_value_heads": 4} for family in ("dots3_note", "dots3_note_text")},
     "gpt_neo": {"attention_types": [[["global", "local"], 2]], "window_size": WINDOW},
     "llama4_text": {"floor_scale": 16},
     "mamba2": {"num_heads": 8},
+    **{family: {"global_head_dim": 16} for family in _GEMMA4},
     "zaya": {"num_experts_per_tok": 1},
 }
 """What families need besides."""

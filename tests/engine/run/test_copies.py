@@ -106,7 +106,7 @@ def watched(parts: Parts, queues: SimulatedQueues) -> None:
         model.forward,
         model.swap_out,
         model.swap_in,
-        model.copy_blocks,
+        model.copy_pages,
     )
 
     def watched_forward(batch: Batch) -> object:
@@ -132,7 +132,7 @@ def watched(parts: Parts, queues: SimulatedQueues) -> None:
 
     model.forward = watched_forward  # type: ignore[method-assign, assignment]
     model.swap_out, model.swap_in = watched_out, watched_in  # type: ignore[method-assign]
-    model.copy_blocks = watched_copy  # type: ignore[method-assign]
+    model.copy_pages = watched_copy  # type: ignore[method-assign]
 
 
 @pytest.fixture(scope="module")

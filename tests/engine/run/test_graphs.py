@@ -322,7 +322,8 @@ def test_a_step_copies_what_it_has_of_block_tables(folder: Path) -> None:
     parts = load(folder)
     graphs = recorded(parts)
     inputs = graphs._inputs
-    assert inputs._tables.shape == (8, parts.info.max_context_tokens // BLOCK)
+    [tables] = inputs._tables
+    assert tables.shape == (8, parts.info.max_context_tokens // BLOCK)
     inputs._buffer.fill_(255)
     graphs.run(decode_batch(random.Random(1), [20, 9], 60), lambda _: None)
     unread = (inputs._buffer != 255).nonzero().max()

@@ -77,7 +77,7 @@ def test_group_tables_are_padded_with_groups_without_keys() -> None:
         max_members=2,
     )
     batch = replace(batch, attention=replace(batch.attention, groups=groups))
-    padder = Padder(row_buckets(8), BLOCK, null_block=60, max_context=480)
+    padder = Padder(row_buckets(8), BLOCK, null_page=60, max_context=480)
     table = padder.pad(batch, 8).attention.groups
     assert table is not None
     assert len(table.begins) == len(table.ends) == len(table.member_starts) - 1 == 4
@@ -113,7 +113,7 @@ def test_inner_groups_are_left_out_where_there_is_no_room() -> None:
         max_members=4,
     )
     batch = replace(batch, attention=replace(batch.attention, groups=deep))
-    padder = Padder(row_buckets(4), BLOCK, null_block=60, max_context=480)
+    padder = Padder(row_buckets(4), BLOCK, null_page=60, max_context=480)
     table = padder.pad(batch, 4).attention.groups
     assert table is not None
     assert table.ends.tolist() == [8, 16], "room for two groups"

@@ -285,12 +285,13 @@ def attention_alone() -> int:
     launches = Launches()
     with simulated_gpu(launches):
         model = gpu_model(2)
-        query = torch.zeros(11, model.layout.num_heads, model.layout.head_dim)
+        call, views = model.layout.calls[0], model.caches.views
+        query = torch.zeros(11, call.num_heads, call.head_dim)
         batch = mixed_batch(random.Random(1), [9, 1, 1]).attention
-        attention_door.attend(query, model.memory[:, 0], batch, scale=1.0)
+        attention_door.attend(query, views[0], batch, scale=1.0)
         launches.seen.clear()
         with launches:
-            attention_door.attend(query, model.memory[:, 1], batch, scale=1.0)
+            attention_door.attend(query, views[1], batch, scale=1.0)
     return launches.seen.total()
 
 

@@ -24,13 +24,13 @@ def test_a_models_sequences_equal_requests_of_their_seeds(
     save_model("llama", tmp_path)
     core = make_core(tmp_path, num_blocks=26)
     calls: list[int] = []
-    copy_blocks = PagedModel.copy_blocks
+    copy_pages = PagedModel.copy_pages
 
     def counted(model: PagedModel, copies: list[tuple[int, int]]) -> None:
         calls.append(len(copies))
-        copy_blocks(model, copies)
+        copy_pages(model, copies)
 
-    monkeypatch.setattr(PagedModel, "copy_blocks", counted)
+    monkeypatch.setattr(PagedModel, "copy_pages", counted)
     prompt = random_prompt(random.Random(5), 45)
     sampling = SamplingParams(
         max_tokens=24, temperature=temperature, seed=11, stop_token_ids=(EOS,)

@@ -25,6 +25,7 @@ from engine.model.layers import fused as decoder
 from engine.model.layers.eager import EagerDecoder
 from engine.model.layers.families import Description, Unfamiliar
 from engine.model.layers.fused import fuse
+from engine.model.layers.layout import AttentionLayout
 from engine.model.layers.paged_model import PagedModel
 from engine.model.load import choose_dtype, load_model
 from kernels.native import library
@@ -89,12 +90,12 @@ def both_logits(
     assert (fused._stack is not None) == library.available()
     if not in_one_call:
         fused._stack = None
-    call = eager.calls[0]
+    pages = AttentionLayout(tuple(eager.calls)).pages(BLOCK_SIZE, model.dtype)
     per_sequence = -(-TOKENS // BLOCK_SIZE)
     order = torch.randperm(2 * per_sequence, generator=random).tolist()
     tables = order[:per_sequence], order[per_sequence:]
-    shape = (len(order), len(eager.calls), 2, call.num_kv_heads, BLOCK_SIZE, call.head_dim)
-    memory = torch.full(shape, torch.nan, dtype=model.dtype)
+    memory = torch.full((len(order), pages.page_size), torch.nan, dtype=model.dtype)
+    caches = pages.caches(memory)
     actual = torch.empty_like(expected)
     starts = [0, 30, 31, 32, 55, TOKENS]
     for start, end in pairwise(starts):
@@ -102,7 +103,7 @@ def both_logits(
         parts = [(one, start, count, tables[0]), (other, start, count, tables[1])]
         batch = pack(parts, range(2 * count), BLOCK_SIZE, torch.device("cpu"))
         with torch.inference_mode():
-            logits = fused.forward(batch, memory)
+            logits = fused.forward(batch, caches)
         for rows, first in zip(logits.chunk(2), (0, TOKENS), strict=True):
             actual[first + start : first + end] = rows
     return actual, expected
@@ -301,7 +302,8 @@ def test_options_that_cannot_be_had_are_refused_by_name(tmp_path: Path) -> None:
     ):
         load_model(config_of(tmp_path, batch_invariant=True))
     weights = load_model(config_of(tmp_path)).weights
-    odd = replace(weights, layout=replace(weights.layout, head_dim=24))
+    calls = tuple(replace(call, head_dim=24) for call in weights.layout.calls)
+    odd = replace(weights, layout=replace(weights.layout, calls=calls))
     with pytest.raises(EngineError, match="kv_dtype: heads of 24 dimensions"):
         PagedModel(odd, 8, "int8")
     with pytest.raises(EngineError, match="kv_dtype: a cache of fp8 needs a GPU"):

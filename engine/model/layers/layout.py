@@ -1,0 +1,195 @@
+"""Where each layer's keys and values lie: in pages of one memory, by kinds of layers.
+
+Layers that remember alike are of a kind. What 16 tokens (a block) leave in the layers of a kind
+takes some pages, each with as many whole layers of it as there is room for; so all kinds draw on
+one memory, and what one gives back another takes (Jenga, arXiv 2503.18292). A model whose layers
+are all of one kind has a page a block.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+import torch
+from msgspec import structs
+from torch import Tensor
+
+from engine.api.kinds import EVERYTHING, Kind
+from kernels.kv_format import row_size
+from kernels.types import LayerCaches
+
+_LOST_SHARE = 0.02
+"""Of the bytes of a block of all kinds: what pages may leave empty so that there are fewer."""
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionCall:
+    """What a layer of the model asks of its attention, beside its tensors."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    scale: float
+    sliding_window: int | None
+    softcap: float | None
+    chunk: int | None = None
+    has_sinks: bool = False
+    """Whether each call brings a score of each head that is in the softmax's sum alone."""
+    reads: int | None = None
+    """The layer whose keys and values it reads, which comes before it; it has none of its own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a layer keeps what a block's tokens leave there."""
+
+    column: int
+    """Which of the block's pages: those of the first kind come first."""
+    start: int
+    """Elements of the page in front of it."""
+    shape: tuple[int, int, int, int]
+    """Keys and values, KV heads, tokens, elements of a row."""
+
+    @property
+    def size(self) -> int:
+        """In elements."""
+        return math.prod(self.shape)
+
+
+@dataclass(frozen=True, slots=True)
+class PageLayout:
+    """How a block of all kinds lies in pages."""
+
+    kinds: tuple[Kind, ...]
+    """First whatever sees everything."""
+    page_size: int
+    """In elements."""
+    places: tuple[Place, ...]
+    """By layer; one that reads another's keys has that one's."""
+
+    @property
+    def num_columns(self) -> int:
+        """Pages of a block of all kinds."""
+        return sum(kind.pages for kind in self.kinds)
+
+    def caches(self, memory: Tensor) -> LayerCaches:
+        """Each layer's view of `memory`, which is [num_pages, page_size]."""
+        starts = (memory[:, place.start : place.start + place.size] for place in self.places)
+        return LayerCaches(
+            tuple(
+                part.view(len(memory), *place.shape)
+                for part, place in zip(starts, self.places, strict=True)
+            ),
+            tuple(place.column for place in self.places),
+        )
+
+    def describe(self) -> str:
+        """How the elements of a block lie, in a word for who keeps them."""
+        own = dict.fromkeys(self.places)
+        shapes = [list(place.shape) for place in own]
+        is_one = self.num_columns == 1 and all(shape == shapes[0] for shape in shapes)
+        return str([len(shapes), *shapes[0]] if is_one else list(map(_described, own)))
+
+
+def _described(place: Place) -> list[int]:
+    return [place.column, place.start, *place.shape]
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionLayout:
+    """What the layers of a model, or of a rank's part of it, ask of attention."""
+
+    calls: tuple[AttentionCall, ...]
+    by_kinds: bool = False
+    """Whether layers with a window remember that alone; else all remember every token."""
+
+    @property
+    def num_layers(self) -> int:
+        """How many attend."""
+        return len(self.calls)
+
+    @property
+    def forgets(self) -> bool:
+        """Whether a layer sees less than everything."""
+        return any(_rule(call).forgets for call in self.calls)
+
+    def pages(self, block_size: int, storage: torch.dtype) -> PageLayout:
+        """How blocks of so many tokens lie in pages.
+
+        Raises `ValueError` if the heads cannot be stored in this type.
+        """
+        shapes = {
+            layer: (2, call.num_kv_heads, block_size, row_size(call.head_dim, storage))
+            for layer, call in enumerate(self.calls)
+            if call.reads is None
+        }
+        kinds = self._kinds()
+        sizes = [[math.prod(shapes[layer]) for layer in own] for own in kinds.values()]
+        page_size = _page_size(sizes)
+        places: dict[int, Place] = {}
+        num_columns, found = 0, []
+        for (kind, own), their in zip(kinds.items(), sizes, strict=True):
+            lying = list(_filled(their, page_size))
+            for layer, (page, start) in zip(own, lying, strict=True):
+                places[layer] = Place(num_columns + page, start, shapes[layer])
+            found.append(structs.replace(kind, pages=1 + lying[-1][0]))
+            num_columns += found[-1].pages
+        return PageLayout(tuple(found), page_size, tuple(map(places.__getitem__, self._owners)))
+
+    def block_bytes(self, block_size: int, storage: torch.dtype) -> int:
+        """Bytes of a block of all kinds; for errors see `pages`."""
+        pages = self.pages(block_size, storage)
+        return pages.num_columns * pages.page_size * storage.itemsize
+
+    @property
+    def _owners(self) -> list[int]:
+        """Of each layer the one that keeps what it reads."""
+        return [
+            layer if call.reads is None else call.reads for layer, call in enumerate(self.calls)
+        ]
+
+    def _kinds(self) -> dict[Kind, list[int]]:
+        """The layers with keys of their own, by what has to be remembered for those that read them:
+        everything, if these do not see alike. What sees everything comes first.
+        """
+        seen: dict[int, set[Kind]] = {}
+        for owner, call in zip(self._owners, self.calls, strict=True):
+            rule = _rule(call) if self.by_kinds else EVERYTHING
+            seen.setdefault(owner, set()).add(rule)
+        kinds: dict[Kind, list[int]] = {}
+        for layer, rules in seen.items():
+            kinds.setdefault(rules.pop() if len(rules) == 1 else EVERYTHING, []).append(layer)
+        return dict(sorted(kinds.items(), key=lambda pair: pair[0].forgets))
+
+
+def _rule(call: AttentionCall) -> Kind:
+    return Kind(window=call.sliding_window, chunk=call.chunk)
+
+
+def _filled(sizes: Sequence[int], page_size: int) -> Iterator[tuple[int, int]]:
+    """Of one layer of a kind after the other its page, and where it begins there."""
+    page = start = 0
+    for size in sizes:
+        if start + size > page_size:
+            page, start = page + 1, 0
+        yield page, start
+        start += size
+
+
+def _page_size(kinds: Sequence[Sequence[int]]) -> int:
+    """By the sizes of each kind's layers: that with which a block has the fewest pages, of those
+    that leave little of them empty, or else the least.
+    """
+    whole = sum(map(sum, kinds))
+    least = max(map(max, kinds))
+
+    def cost(page_size: int) -> tuple[float, int, int]:
+        pages = sum(1 + max(page for page, _ in _filled(sizes, page_size)) for sizes in kinds)
+        lost = pages * page_size - whole
+        return max(lost, _LOST_SHARE * whole), pages, lost
+
+    candidates = {size for sizes in kinds for size in accumulate(sizes) if size >= least}
+    return min(candidates, key=cost)
