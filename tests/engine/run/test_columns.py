@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import random
 from dataclasses import replace
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -11,15 +13,18 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from engine.assembly.parts import Parts, load_parts, make_graphs, make_pieces
+from engine.api import EVERYTHING
+from engine.assembly.parts import Parts, _remembers_all, load_parts, make_graphs, make_pieces
 from engine.batch.batch import Batch, pack, token_by_token
 from engine.config import EngineConfig
 from engine.model.calibration import calibrate_rows, calibrate_steps
+from engine.model.layers.paged_model import PagedModel
 from engine.model.load import load_model
 from engine.model.self_check import relative_error
 from engine.model.step_size import StepSize
 from engine.run.graphs import pieces as graph_pieces
 from engine.run.memory_profile import compute_largest_step
+from kernels.kv_format import SCALE_BYTES
 from tests.engine.model.test_model import make_config
 from tests.engine.run.test_graphs import BLOCK, CPU, Again, poisoned
 from tests.engine.simulation import random_prompt
@@ -125,6 +130,47 @@ def test_what_is_recorded_writes_to_the_null_page_alone(
         logits = replayed[1][: len(lengths)]
         torch.testing.assert_close(logits, expected, rtol=1e-5, atol=1e-5)
         torch.testing.assert_close(model.memory[:-1], memory[:-1], rtol=1e-5, atol=1e-5)
+
+
+@torch.inference_mode()
+def test_codes_of_every_kind_lie_in_pages_of_their_own(parts: Parts) -> None:
+    layout = parts.model.layout
+    coded, exact = (PagedModel(parts.model.weights, BLOCK, kind) for kind in ("int8", "auto"))
+    batch = batch_of(random.Random(5), [(0, 40), (0, 33)])
+    logits = []
+    for model in (coded, exact):
+        model.allocate(240)
+        logits.append(model.forward(batch))
+    assert 0 < relative_error(*logits) < 0.05
+    head_dim = layout.calls[0].head_dim
+    assert coded.page_bytes * head_dim * 4 == exact.page_bytes * (head_dim + SCALE_BYTES)
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"host_memory_bytes": 2**20}, "the host tier"),
+        ({"kept_dir": "kept"}, "kept on disk"),
+        ({"draft_model_path": "small", "speculation": "draft"}, "the draft model"),
+        ({"tensor_parallel": 2}, "tensor parallelism"),
+    ],
+)
+def test_what_copies_or_cuts_blocks_has_all_layers_remember_everything(
+    options: dict[str, Any], reason: str
+) -> None:
+    assert reason in (_remembers_all(EngineConfig(model_path="model", **options)) or "")
+
+
+def test_layers_that_remember_more_than_they_see_are_told_of(
+    parts: Parts, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = msgspec.structs.replace(parts.config, host_memory_bytes=2**20)
+    with caplog.at_level(logging.INFO):
+        together = load_parts(config)
+    told = "layers with a window remember every token, for the sake of the host tier"
+    assert caplog.messages.count(told) == 1
+    assert together.model.kinds == together.info.kinds == (EVERYTHING,)
+    assert together.info.num_pages == together.info.num_blocks
 
 
 def test_what_is_measured_at_start_can_be(parts: Parts) -> None:

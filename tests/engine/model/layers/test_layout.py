@@ -90,7 +90,11 @@ def test_what_is_read_by_layers_that_see_otherwise_remembers_everything() -> Non
     assert pages_of(call(7), call(), call(9, reads=0)).kinds == (EVERYTHING,)
 
 
-def test_a_block_takes_what_its_pages_do() -> None:
-    layout = AttentionLayout((call(7), call(), call(7), call(7)), by_kinds=True)
-    pages = layout.pages(BLOCK, torch.int8) if False else layout.pages(BLOCK, torch.bfloat16)
-    assert layout.block_bytes(BLOCK, torch.bfloat16) == pages.num_columns * pages.page_size * 2
+def test_a_block_takes_what_all_layers_leave_and_what_pages_leave_empty() -> None:
+    layer_bytes = 2 * 2 * BLOCK * 8 * 2
+    even = AttentionLayout((call(7), call(), call(7), call(7)), by_kinds=True)
+    assert even.block_bytes(BLOCK, torch.bfloat16) == 4 * layer_bytes
+    odd = AttentionLayout((call(7), call(heads=3)), by_kinds=True)
+    assert odd.block_bytes(BLOCK, torch.bfloat16) == 2 * layer_bytes * 3 // 2
+    together = AttentionLayout(odd.calls)
+    assert together.block_bytes(BLOCK, torch.bfloat16) == layer_bytes * 5 // 2
