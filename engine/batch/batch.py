@@ -46,7 +46,7 @@ class TableMirror:
         """Of blocks of these kinds: a column is a kind and one of its blocks' pages."""
         ends = list(accumulate(kind.pages for kind in kinds))
         self._columns = [
-            (kind, slice(end - kind.pages, end)) for kind, end in zip(kinds, ends, strict=True)
+            slice(end - kind.pages, end) for kind, end in zip(kinds, ends, strict=True)
         ]
         self._num_columns = ends[-1]
         self._rows: WeakKeyDictionary[BlockTable, _Row] = WeakKeyDictionary()
@@ -83,9 +83,10 @@ class TableMirror:
         table: BlockTable,
     ) -> None:
         """The pages of blocks from number `start` on."""
-        for (kind, columns), blocks in zip(self._columns, rows, strict=True):
-            numbers = np.array(blocks[start:], np.int64)
-            pages[columns] = table.pages[np.maximum(numbers, 0), : kind.pages].T
+        for columns, blocks in zip(self._columns, rows, strict=True):
+            numbers = np.maximum(np.array(blocks[start:], np.int64), 0)
+            own = pages[columns]
+            own[:] = table.pages[numbers, : len(own)].T
 
 
 @dataclass(frozen=True, slots=True)

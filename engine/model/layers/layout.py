@@ -107,11 +107,6 @@ class AttentionLayout:
     """Whether layers with a window remember that alone; else all remember every token."""
 
     @property
-    def num_layers(self) -> int:
-        """How many attend."""
-        return len(self.calls)
-
-    @property
     def forgets(self) -> bool:
         """Whether a layer sees less than everything."""
         return any(_rule(call).forgets for call in self.calls)

@@ -142,7 +142,7 @@ def test_the_cache_takes_what_weights_steps_and_graphs_leave(folder: Path) -> No
     model, block_bytes = parts.model, parts.model.layout.block_bytes(BLOCK, torch.float32)
     memory = SimulatedMemory(total=64 * block_bytes + 2**20)
     chosen = profiled_kv_bytes(parts.config, model, block_bytes, memory, memory.record)
-    pieces = 2 * (model.layout.num_layers + 1)  # of 16 and 32 tokens
+    pieces = 2 * (len(model.layout.calls) + 1)  # of 16 and 32 tokens
     assert memory.num_recorded == 2 + pieces, "of 8, 4, 2 and 1 rows the two largest"
     graphs = 50 + (4 + pieces) * 5
     # What the simulated graphs of this profile have taken is not given back.
