@@ -26,18 +26,19 @@ one column or of each."""
 
 
 @dataclass(slots=True)
-class _Row:
-    """The pages of `blocks`, which is the table's own list of the first kind's."""
+class _Followed:
+    """What is known of a table."""
 
-    blocks: list[int]
-    pages: npt.NDArray[np.int32]  # [num_columns, at least num_blocks]
-    first: npt.NDArray[np.int32]  # [at least num_blocks], those of the first column
-    length: int = 0
+    rows: list[list[int]]
+    """The table's own lists, by kind."""
+    lengths: list[int]
+    """Of these, when they were looked at last."""
+    pages: npt.NDArray[np.int32]  # [num_columns, at least the longest length]
 
 
 class TableMirror:
-    """Follows block tables by what they allow themselves: to grow, to replace the last block, and
-    to forget the first ones.
+    """Follows block tables by what their rows allow themselves: to grow, to replace the last block,
+    and to forget the first ones.
 
     What was given back and admitted again is another list.
     """
@@ -49,44 +50,32 @@ class TableMirror:
             slice(end - kind.pages, end) for kind, end in zip(kinds, ends, strict=True)
         ]
         self._num_columns = ends[-1]
-        self._rows: WeakKeyDictionary[BlockTable, _Row] = WeakKeyDictionary()
+        self._tables: WeakKeyDictionary[BlockTable, _Followed] = WeakKeyDictionary()
 
     def row(self, table: BlockTable) -> npt.NDArray[np.int32]:
         """The table's pages, [num_blocks], or [num_columns, num_blocks] where there are several
-        columns; they hold until the next call. What was forgotten is any page.
+        columns; they hold until the next call. What was forgotten is any page, as what some kind
+        does not hold yet.
         """
-        rows, row = table.rows, self._rows.get(table)
-        blocks = rows[0]
-        if row is None or row.blocks is not blocks:
-            none = np.zeros((self._num_columns, 0), np.int32)
-            row = self._rows[table] = _Row(blocks, none, none[0])
-        if len(blocks) > len(row.first):
-            length = len(blocks) + len(blocks) // 2 + _SPARE
-            grown = np.zeros((self._num_columns, length), np.int32)
-            grown[:, : row.length] = row.pages[:, : row.length]
-            row.pages, row.first = grown, grown[0]
-        start = max(0, row.length - 1)
-        row.length = len(blocks)
-        if self._num_columns > 1:
-            self._fill(row.pages[:, start : row.length], rows, start, table)
-            return row.pages[:, : row.length]
-        row.first[start : row.length] = blocks[start:]  # a block of one page has its number
-        if start == 0:  # what was forgotten before
-            np.maximum(row.first, 0, out=row.first)
-        return row.first[: row.length]
-
-    def _fill(
-        self,
-        pages: npt.NDArray[np.int32],
-        rows: Sequence[list[int]],
-        start: int,
-        table: BlockTable,
-    ) -> None:
-        """The pages of blocks from number `start` on."""
-        for columns, blocks in zip(self._columns, rows, strict=True):
-            numbers = np.maximum(np.array(blocks[start:], np.int64), 0)
-            own = pages[columns]
-            own[:] = table.pages[numbers, : len(own)].T
+        rows, known = table.rows, self._tables.get(table)
+        if known is None:
+            pages = np.zeros((self._num_columns, 0), np.int32)
+            known = self._tables[table] = _Followed(list(rows), [0] * len(rows), pages)
+        longest = max(map(len, rows))
+        if longest > known.pages.shape[1]:
+            more = longest + longest // 2 + _SPARE - known.pages.shape[1]
+            known.pages = np.pad(known.pages, ((0, 0), (0, more)))
+        for number, blocks in enumerate(rows):
+            start = max(0, known.lengths[number] - 1) if blocks is known.rows[number] else 0
+            known.rows[number], known.lengths[number] = blocks, len(blocks)
+            own = known.pages[self._columns[number], start : len(blocks)]
+            if self._num_columns == 1 and not table.pool.kinds[0].forgets:
+                own[0] = blocks[start:]  # a block of one page has its number
+            else:
+                numbers = np.maximum(np.array(blocks[start:], np.int64), 0)
+                own[:] = table.pool.pages[numbers, : len(own)].T
+        found = known.pages[:, :longest]
+        return found if self._num_columns > 1 else found[0]
 
 
 @dataclass(frozen=True, slots=True)

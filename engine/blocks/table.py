@@ -6,9 +6,6 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-import numpy as np
-import numpy.typing as npt
-
 from engine.api import Namespaces
 from engine.blocks.hashing import (
     block_key,
@@ -50,7 +47,7 @@ class BlockTable:
         """All blocks, by kind."""
         self.up_to = sys.maxsize if up_to is None else up_to
         """How many leading tokens are looked up, and left findable."""
-        self._pool = pool
+        self.pool = pool
         self._block_size = block_size
         self._owner = owner
         self._namespaces = namespaces
@@ -70,11 +67,6 @@ class BlockTable:
     def rows(self) -> list[list[int]]:
         """The blocks by kind, with holes where there are none any more."""
         return self.held.rows
-
-    @property
-    def pages(self) -> npt.NDArray[np.int32]:
-        """See `BlockPool.pages`."""
-        return self._pool.pages
 
     @property
     def blocks(self) -> list[int]:
@@ -170,10 +162,10 @@ class BlockTable:
         self.num_sealed = max(self.num_sealed, index + 1)
         block = self.blocks[index]
         is_kept = self.keeps((index + 1) * self._block_size)
-        if is_kept and self._pool.hash_of(block) is None:
+        if is_kept and self.pool.hash_of(block) is None:
             self._extend_hashes(token_ids)
             where = self._place(token_ids, index)
-            self._pool.register(block, self._hashes[index], where, owner)
+            self.pool.register(block, self._hashes[index], where, owner)
 
     @property
     def next_hash(self) -> bytes | None:
@@ -184,7 +176,7 @@ class BlockTable:
     def fork(self) -> BlockTable:
         """Another table of the same blocks."""
         fork = BlockTable(
-            self._pool,
+            self.pool,
             self._block_size,
             self._owner,
             self._namespaces,
@@ -245,7 +237,7 @@ class BlockTable:
             for index in range(self.num_sealed, full):
                 if row[index] != HOLE:
                     where = None if number else self._place(token_ids, index)
-                    self._pool.register(row[index], self._hashes[index], where, kind=number)
+                    self.pool.register(row[index], self._hashes[index], where, kind=number)
         self.num_sealed = full
 
     def leave_tail(self, token_ids: Sequence[int], num_computed: int) -> None:
@@ -267,8 +259,8 @@ class BlockTable:
         )
         where = self._place(computed, index)
         for number, block in enumerate(blocks):
-            if self._pool.hashes[block] is None:
-                self._pool.register(block, self._tail, where, is_tail=True, kind=number)
+            if self.pool.hashes[block] is None:
+                self.pool.register(block, self._tail, where, is_tail=True, kind=number)
 
     def findable(self) -> list[int]:
         """The blocks by which everything sealed so far is found: its own, or equal ones.
@@ -280,17 +272,17 @@ class BlockTable:
         for number, row in enumerate(self.rows):
             for index, (own, block_hash) in enumerate(zip(row, hashes, strict=False)):
                 if own != HOLE:
-                    if not self._pool.find([block_hash], number):
+                    if not self.pool.find([block_hash], number):
                         parent = hashes[index - 1] if index else None
-                        self._pool.register(own, block_hash, parent=parent, kind=number)
-                    blocks += self._pool.find([block_hash], number)
+                        self.pool.register(own, block_hash, parent=parent, kind=number)
+                    blocks += self.pool.find([block_hash], number)
         return blocks
 
     def release(self) -> None:
         """Give every block back; what others find is leased, or its lease renewed."""
         if self._terms is not None:
             for number, row in enumerate(self.rows):
-                self._pool.lease(self._left(row), self._terms, number)
+                self.pool.lease(self._left(row), self._terms, number)
         self.held.release()
         self.num_sealed = 0
         self._tail = None

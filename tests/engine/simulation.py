@@ -106,10 +106,10 @@ class Work(NamedTuple):
 
 
 def _columns(table: BlockTable) -> Columns:
-    pages = table.held._pool.pages
+    pages = table.pool.pages
     return [
         (kind, [HOLE if block == HOLE else int(pages[block, page]) for block in row])
-        for kind, row in zip(table.held._pool.kinds, table.rows, strict=True)
+        for kind, row in zip(table.pool.kinds, table.rows, strict=True)
         for page in range(kind.pages)
     ]
 

@@ -38,6 +38,7 @@ Sight = tuple[int | None, int | None]
 class _Step:
     """What the attention of a running forward pass needs beside its tensors."""
 
+    positions: Tensor  # [num_tokens]
     caches: LayerCaches
     columns: list[AttentionBatch]
     calls: list[AttentionCall]
@@ -100,7 +101,7 @@ class EagerDecoder:
 
         Returns the logits of `batch.logit_rows`: [num_logit_rows, vocab_size].
         """
-        token = _step.set(_Step(caches, batch.columns, self.calls))
+        token = _step.set(_Step(batch.positions, caches, batch.columns, self.calls))
         if self._rotary is not None:
             self._rotary.is_long = batch.is_long
         try:
@@ -164,7 +165,7 @@ class EagerDecoder:
 def _packed_positions() -> Tensor | None:
     """Of the tokens of a running forward pass, if it is one of packed tokens."""
     step = _step.get(None)
-    return None if step is None else step.batch.positions
+    return None if step is None else step.positions
 
 
 def _watched_mask(

@@ -29,8 +29,7 @@ FIVE_TO_ONE = [*5 * ["sliding_attention"], "full_attention"]
 CHUNKS = (1, 37, 5, 64, 43)
 SOME = {
     *("afmoe", "cohere2", "exaone4", "gemma3n_text", "gemma4_text", "glm4", "gpt_neox", "gpt_oss"),
-    *("llama4_text"),
-    *("minimax_m2", "mixtral", "olmo2", "phi", "phimoe", "qwen2_moe"),
+    *("llama4_text", "minimax_m2", "mixtral", "olmo2", "phi", "phimoe", "qwen2_moe"),
 }
 """Of those that are served: each of a kind of its own."""
 SERVED = SOME | {

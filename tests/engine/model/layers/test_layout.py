@@ -16,7 +16,7 @@ BLOCK = 16
 def call(
     window: int | None = None, heads: int = 2, head_dim: int = 8, reads: int | None = None
 ) -> AttentionCall:
-    return AttentionCall(4, heads, head_dim, 1.0, window, None, reads)
+    return AttentionCall(4, heads, head_dim, 1.0, window, None, reads=reads)
 
 
 def pages_of(*calls: AttentionCall, by_kinds: bool = True) -> PageLayout:
