@@ -60,7 +60,8 @@ def check_request(request: EngineRequest, info: EngineInfo) -> None:
             f"context of {info.max_context_tokens} tokens",
             "max_tokens" if len(prompt) < info.max_context_tokens else "prompt",
         )
-    blocks, allowed = _most_blocks(request, info), request.share.max_blocks
+    pages, allowed = _most_pages(request, info), request.share.max_blocks
+    blocks = -(-pages // info.block_pages)
     several = f" in {request.num_lines} sequences" if request.num_lines > 1 else ""
     filled = (
         f"{len(prompt)} prompt tokens and {sampling.max_tokens} output tokens{several} "
@@ -71,20 +72,20 @@ def check_request(request: EngineRequest, info: EngineInfo) -> None:
             f"{filled}; the tenant's limit is {allowed} blocks",
             "max_tokens" if len(prompt) < allowed * info.block_size else "prompt",
         )
-    if blocks > info.num_blocks:
+    if pages > info.memory_pages:
         raise RequestRefused(f"{filled}; there are {info.num_blocks}", "max_tokens")
 
 
-def _most_blocks(request: EngineRequest, info: EngineInfo) -> int:
-    """Distinct blocks that the request may come to hold: its sequences share the full ones of the
-    prompt, if all have the same rotary factors, and no other for certain.
+def _most_pages(request: EngineRequest, info: EngineInfo) -> int:
+    """What the request may come to hold: its sequences share the full blocks of the prompt, if all
+    have the same rotary factors, and no other for certain.
     """
-    longest = -(-(len(request.prompt) + request.sampling.max_tokens) // info.block_size)
-    if request.sampling.max_tokens == 0:
-        return longest
-    shared = len(request.prompt) // info.block_size
-    own = request.num_lines * (longest - shared)
-    return shared * (1 + _may_part(request, info)) + own
+    prompt, output = len(request.prompt), request.sampling.max_tokens
+    if output == 0:
+        return info.pages_for(prompt, prompt)
+    again = info.pages_for(prompt, prompt - prompt % info.block_size)
+    together = info.pages_for(prompt, prompt + output, request.num_lines)
+    return together + again * _may_part(request, info)
 
 
 def _may_part(request: EngineRequest, info: EngineInfo) -> bool:

@@ -205,10 +205,10 @@ def _room(prompt_tokens: int, sequences: int, info: EngineInfo, limits: TenantLi
 
     They share the prompt's full blocks.
     """
-    blocks = min(info.num_blocks, limits.blocks or info.num_blocks)
-    shared = prompt_tokens // info.block_size
-    each = shared + (blocks - shared) // sequences
-    return each * info.block_size - prompt_tokens
+    pages = info.memory_pages
+    if limits.blocks is not None:
+        pages = min(pages, limits.blocks * info.block_pages)
+    return info.longest(pages, prompt_tokens, sequences) - prompt_tokens
 
 
 def _sampling_params(

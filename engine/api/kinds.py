@@ -7,6 +7,8 @@ tokens it still needs, and so what can be given back while a sequence runs, and 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import msgspec
 
 
@@ -48,3 +50,16 @@ class Kind(msgspec.Struct, frozen=True):
 
 EVERYTHING = Kind()
 """Of a model whose layers are all alike, and see all: a block is a page."""
+
+
+def most_pages(
+    kinds: Iterable[Kind], block_size: int, shared: int, total: int, lines: int, step: int
+) -> int:
+    """What `lines` sequences of `total` tokens hold at most, which share the full blocks of their
+    first `shared` tokens, while steps of so many tokens compute them.
+    """
+    common = shared // block_size
+    blocks = common + lines * (-(-total // block_size) - common)
+    return sum(
+        kind.pages * min(blocks, lines * kind.blocks_for(total, block_size, step)) for kind in kinds
+    )

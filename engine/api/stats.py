@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from typing import Final
 
 import msgspec
 
-from engine.api.kinds import EVERYTHING, Kind
+from engine.api.kinds import EVERYTHING, Kind, most_pages
+
+_FAR: Final = 1 << 32
+"""Tokens: no sequence has so many."""
 
 
 class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -23,6 +27,8 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     """What the memory is cut into; 0: a page is a block."""
     kinds: tuple[Kind, ...] = (EVERYTHING,)
     """Of the model's layers; a block of `num_blocks` is one of each kind."""
+    step_tokens: int = 0
+    """Computed in one step, at most."""
     num_host_blocks: int = 0
     """Blocks that the host tier holds."""
     max_context_tokens: int
@@ -41,6 +47,28 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     bytes, and an end token."""
     logit_error: float = 0.0
     """How far logits are from the original model's on a few tokens, relatively."""
+
+    @property
+    def memory_pages(self) -> int:
+        """Pages of the KV memory."""
+        return self.num_pages or self.num_blocks
+
+    @property
+    def block_pages(self) -> int:
+        """Pages of a block of each kind."""
+        return sum(kind.pages for kind in self.kinds)
+
+    def pages_for(self, shared: int, total: int, lines: int = 1) -> int:
+        """What `lines` sequences of `total` tokens hold at most, of which the first `shared` are
+        the same, so that they share the full blocks of these.
+        """
+        return most_pages(self.kinds, self.block_size, shared, total, lines, self.step_tokens)
+
+    def longest(self, num_pages: int, shared: int = 0, lines: int = 1) -> int:
+        """The most tokens that such sequences may have in so many pages."""
+        is_bounded = any(not kind.forgets for kind in self.kinds)
+        totals = range(num_pages * self.block_size + 1 if is_bounded else _FAR)
+        return bisect_right(totals, num_pages, key=lambda n: self.pages_for(shared, n, lines)) - 1
 
 
 class ReusePoint(msgspec.Struct, frozen=True):

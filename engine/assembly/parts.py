@@ -71,7 +71,7 @@ def load_parts(config: EngineConfig, tell: Callable[[str], None] = lambda _: Non
         tell("weights")
         draft = load_draft(config, model)
     if reason is not None and model.layout.forgets:
-        _log.info("layers that forget remember every token, for the sake of %s", reason)
+        _log.info("layers with a window or chunks remember every token, for the sake of %s", reason)
     if backends.default(model.device) == "reference":
         _log.warning(
             "kernels/native is not built: attention and products run in plain torch, right and "
@@ -190,7 +190,7 @@ def _info(
     num_blocks: int,
     block_bytes: int,
 ) -> EngineInfo:
-    return EngineInfo(
+    info = EngineInfo(
         model=config.model_path,
         device=str(model.device),
         dtype=str(model.dtype).removeprefix("torch."),
@@ -200,7 +200,8 @@ def _info(
         num_pages=len(model.memory) - 1,
         kinds=model.kinds,
         num_host_blocks=len(model.host_memory),
-        max_context_tokens=min(num_blocks * config.block_size, context_limit(config, model)),
+        step_tokens=step_size(config).tokens,
+        max_context_tokens=context_limit(config, model),
         max_running_sequences=step_size(config).sequences,
         vocab_size=model.weights.config.vocab_size,
         eos_token_ids=model.weights.eos_token_ids,
@@ -208,6 +209,8 @@ def _info(
         rotary_switch=model.weights.rotary_switch,
         logit_error=model.logit_error,
     )
+    most = min(info.max_context_tokens, info.longest(info.memory_pages))
+    return msgspec.structs.replace(info, max_context_tokens=most)
 
 
 def step_size(config: EngineConfig) -> StepSize:

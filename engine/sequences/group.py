@@ -7,7 +7,7 @@ from copy import copy
 from dataclasses import dataclass, field
 from itertools import takewhile
 
-from engine.api import BlockFate, EngineRequest, FinishReason, Kind
+from engine.api import BlockFate, EngineRequest, FinishReason, Kind, most_pages
 from engine.blocks.table import BlockTable
 from engine.grammar.compiled import CompiledGrammar
 from engine.sequences.beam import BeamSearch, Candidate
@@ -163,12 +163,7 @@ class SequenceGroup:
         """
         prompt = len(self.request.prompt)
         length = prompt + min(output, self.request.sampling.max_tokens)
-        own = -(-length // block_size) - prompt // block_size
-        blocks = prompt // block_size + self.width * own
-        return sum(
-            kind.pages * min(blocks, self.width * kind.blocks_for(length, block_size))
-            for kind in kinds
-        )
+        return most_pages(kinds, block_size, prompt, length, self.width, step=1)
 
     @property
     def num_unhashed(self) -> int:

@@ -362,6 +362,7 @@ def simulated_core(
         num_pages=num_pages,
         kinds=kinds,
         num_host_blocks=num_host_blocks,
+        step_tokens=step_token_budget,
         max_context_tokens=num_blocks * block_size,
         max_running_sequences=max_running_requests,
         vocab_size=VOCAB,
@@ -369,6 +370,7 @@ def simulated_core(
         hash_extras=b"simulated",
         rotary_switch=rotary_switch,
     )
+    info = structs.replace(info, max_context_tokens=info.longest(num_pages))
     runner = (LateRunner if runs_ahead else SimulatedRunner)(num_pages, block_size, num_host_blocks)
     return EngineCore(config, info, runner, costs, row_costs, drafter, clock=clock)
 
@@ -401,17 +403,28 @@ def make_request(
     return structs.replace(request, cache=cache, **fields)
 
 
-def run_to_end(core: EngineCore, limit: int = 10_000) -> dict[str, list[int]]:
-    """Step until idle, checking the books after every step; returns each request's output."""
-    return {name: outputs[0] for name, outputs in run_all_to_end(core, limit).items()}
+def run_to_end(
+    core: EngineCore, limit: int = 10_000, preempt_after: int | None = None
+) -> dict[str, list[int]]:
+    """Step until idle, checking the books after every step; returns each request's output.
+
+    Behind `preempt_after` steps all that runs is preempted.
+    """
+    outputs = run_all_to_end(core, limit, preempt_after)
+    return {name: own[0] for name, own in outputs.items()}
 
 
-def run_all_to_end(core: EngineCore, limit: int = 10_000) -> dict[str, dict[int, list[int]]]:
+def run_all_to_end(
+    core: EngineCore, limit: int = 10_000, preempt_after: int | None = None
+) -> dict[str, dict[int, list[int]]]:
     """The same for requests of several sequences: their outputs by index."""
     outputs: dict[str, dict[int, list[int]]] = {}
-    for _ in range(limit):
+    for number in range(limit):
         if core.is_idle:
             break
+        if number == preempt_after:
+            for group in list(core.scheduler.running.values()):
+                core.scheduler.lifecycle.preempt(group)
         for delta in core.step():
             assert delta.error is None
             own = outputs.setdefault(delta.request_id, {})

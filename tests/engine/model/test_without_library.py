@@ -42,9 +42,9 @@ def test_paged_output_equals_generate_cold_cached_chunked_batched_and_preempted(
     for attempt in ("cold", "cached"):
         for index, prompt in enumerate(prompts):
             core.submit(make_request(str(index), prompt, max_tokens=16))
-        assert run_to_end(core) == expected, attempt
+        assert run_to_end(core, preempt_after=4) == expected, attempt
     stats = core.stats()
-    assert stats.preemptions > 0, "the pool was meant to be too small"
+    assert stats.preemptions > 0
     assert stats.cached_tokens > 0
 
 

@@ -167,7 +167,7 @@ def test_layers_that_remember_more_than_they_see_are_told_of(
     config = msgspec.structs.replace(parts.config, host_memory_bytes=2**20)
     with caplog.at_level(logging.INFO):
         together = load_parts(config)
-    told = "layers with a window remember every token, for the sake of the host tier"
+    told = "layers with a window or chunks remember every token, for the sake of the host tier"
     assert caplog.messages.count(told) == 1
     assert together.model.kinds == together.info.kinds == (EVERYTHING,)
     assert together.info.num_pages == together.info.num_blocks

@@ -114,9 +114,10 @@ def test_answers_are_those_of_a_model_that_rounds_keys_and_values(
     for attempt in ("cold", "cached"):
         for index, prompt in enumerate(prompts):
             core.submit(make_request(str(index), prompt, COUNT))
-        assert run_to_end(core) == expected, attempt
+        # Layers that forget are seldom short of memory.
+        assert run_to_end(core, preempt_after=4) == expected, attempt
     stats = core.stats()
-    assert stats.preemptions > 0, "the pool was meant to be too given"
+    assert stats.preemptions > 0
     assert stats.cached_tokens > 0
     assert stats.blocks_in_use == 0
     core.scheduler.check()

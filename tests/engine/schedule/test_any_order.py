@@ -84,7 +84,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     )
     def start(self, seed: int, num_blocks: int, budget: int) -> None:
         self.rng, self.now = random.Random(seed), 0.0
-        self.num_blocks, self.capacity = num_blocks, num_blocks * 4
+        self.num_blocks = num_blocks
         copy = CopyCost(1.0, self.rng.choice([0.0, 2.0, 10.0]))
         self.core = simulated_core(
             num_blocks,
@@ -105,6 +105,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             lease_share=self.rng.choice([0.3, 1.0]),
             clock=lambda: self.now,
         )
+        self.capacity = self.core.info.max_context_tokens
         self.heads = [random_prompt(self.rng, self.capacity // 2) for _ in range(2)]
         self.shares = {tenant: TenantShare() for tenant in "abc"}
         self.requests: dict[str, EngineRequest] = {}
