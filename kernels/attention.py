@@ -16,14 +16,15 @@ def prepare(device: torch.device, shape: AttentionShape) -> None:
 
 
 def write_kv(
-    key: Tensor, value: Tensor, kv: Tensor, slots: Tensor, *, backend: Backend | None = None
+    key: Tensor, value: Tensor | None, kv: Tensor, slots: Tensor, *, backend: Backend | None = None
 ) -> None:
     """Store the keys and values of new tokens in their slots.
 
     `key` and `value` are [num_tokens, num_kv_heads, head_dim] with any strides, `slots` is
     [num_tokens] int64, and `kv` is one layer's view of the KV memory: [num_blocks, 2, num_kv_heads,
     block_size, head_dim], strided over its first dimension. A `kv` of int8, or of uint8 for fp8, is
-    quantized and has longer rows (`kernels.kv_format`).
+    quantized and has longer rows (`kernels.kv_format`). Latents have no `value`, and a `kv` of
+    [num_blocks, 1, 1, block_size, head_dim]: one row a token, which is key and value.
     """
     backends.room("attention", kv.device, backend).write_kv(key, value, kv, slots)
 
@@ -38,6 +39,7 @@ def attend(
     softcap: float | None = None,
     chunk: int | None = None,
     sinks: Tensor | None = None,
+    value_dim: int | None = None,
     output: Tensor | None = None,
     backend: Backend | None = None,
 ) -> Tensor:
@@ -50,11 +52,13 @@ def attend(
     `softcap * tanh(scores / softcap)` before the softmax. With `chunk` a query sees the keys of its
     own chunk alone, those whose `position // chunk` is its own. `sinks` is [num_heads] float32, a
     score of each head that is part of the softmax's sum and has no value; it is neither scaled nor
-    capped. Compiled kernels read the run of each of `batch.groups` once for all its members, unless
-    a window or a chunk is set. Blocks in front of all that a sequence's queries see are not read.
+    capped. With `value_dim`, which is less than head_dim, `kv` holds latents: a value is so many
+    first dimensions of its key, and the result is [num_tokens, num_heads, value_dim]. Compiled
+    kernels read the run of each of `batch.groups` once for all its members, unless a window or a
+    chunk is set. Blocks in front of all that a sequence's queries see are not read.
     """
     assert sinks is None or (sinks.dtype, sinks.shape) == (torch.float32, query.shape[1:2])
     room = backends.room("attention", query.device, backend)
-    options = scale, sliding_window, softcap, chunk, sinks
+    options = scale, sliding_window, softcap, chunk, sinks, value_dim
     result: Tensor = room.attend(query, kv, batch, *options, output)
     return result

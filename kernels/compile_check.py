@@ -34,7 +34,7 @@ from kernels.triton import (
     sampling,
 )
 from kernels.triton.arguments import Groups, Sequences
-from kernels.triton.walk import Tiling, dot_type
+from kernels.triton.walk import Tiling, dot_type, latent_heads
 
 _BLOCK_SIZE = 16
 _MEMBERS = 16
@@ -56,14 +56,26 @@ class Shape:
     num_heads: int
     num_kv_heads: int
     head_dim: int
+    """Of values."""
     dim: int
+    key_rest: int = 0
+    """What keys of latents have besides."""
+
+    def group(self, dtype: torch.dtype, *, quantized: bool) -> int:
+        """Query heads of a tile, which share a KV head."""
+        if self.key_rest:
+            return latent_heads(self.num_heads, dtype, quantized=quantized)
+        return self.num_heads // self.num_kv_heads
 
 
-SHAPES = {
-    64: Shape(9, 3, 64, 576),  # SmolLM2-135M
-    128: Shape(32, 8, 128, 4096),  # Llama-3-8B
-    256: Shape(8, 4, 256, 2304),  # Gemma-2-2B
-}
+SHAPES = (
+    Shape(9, 3, 64, 576),  # SmolLM2-135M
+    Shape(32, 8, 128, 4096),  # Llama-3-8B
+    Shape(8, 4, 256, 2304),  # Gemma-2-2B
+    Shape(16, 1, 512, 2048, key_rest=64),  # DeepSeek-V2-Lite
+    Shape(128, 1, 512, 7168, key_rest=64),  # DeepSeek-V3
+)
+HEAD_DIMS = sorted({shape.head_dim for shape in SHAPES})
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,9 +101,14 @@ def variants(
     """All kernels; those that walk keys with no option of attention, sinks, all, and quantized."""
     for dtype in dtypes:
         of_type = str(dtype).removeprefix("torch.")
-        for head_dim in head_dims:
-            shape = SHAPES[head_dim]
-            name = f"{of_type} {head_dim}"
+        for shape in SHAPES:
+            if shape.head_dim not in head_dims:
+                continue
+            name = f"{of_type} {shape.head_dim}"
+            if shape.key_rest:
+                name += f"+{shape.key_rest} of {shape.num_heads} heads"
+            else:
+                yield from _layers(name, dtype, shape)
             yield from _walks(name, dtype, shape, arch)
             yield from _walks(f"{name} sinks", dtype, shape, arch, sinks=True)
             yield from _walks(
@@ -108,7 +125,6 @@ def variants(
             yield _write(name, dtype, shape, "auto")
             yield _merge(name, dtype, shape, arch)
             yield _merge(f"{name} sinks", dtype, shape, arch, sinks=True)
-            yield from _layers(name, dtype, shape)
         yield from _linear(of_type, dtype)
         yield from _scores(of_type, dtype)
 
@@ -126,9 +142,11 @@ def _walks(
     stored: str = "auto",
 ) -> Iterator[Variant]:
     """Prefill, decode, and shared prefixes, which layers with a window have not."""
-    group = shape.num_heads // shape.num_kv_heads
+    quantized = stored != "auto"
+    group = shape.group(dtype, quantized=quantized)
     constants = {
         "HEAD_DIM": shape.head_dim,
+        "KEY_REST": shape.key_rest,
         "GROUP": group,
         "WINDOW": window,
         "CHUNK": chunk,
@@ -152,12 +170,14 @@ def _walks(
     cut = prefill.tiling(group, shape.head_dim, dtype, arch, plain=plain)
     yield variant(prefill.attend_chunk, cut)
     alone = dict.fromkeys(("shared", "table", "seqs.private_starts_ptr"))
-    programs = decode.programs_per_processor(shape.head_dim, quantized=stored != "auto", arch=arch)
-    cut = decode.tiling(group, shape.head_dim, dtype, programs, chunked=chunk > 0)
+    programs = decode.programs_per_processor(shape.head_dim, quantized=quantized, arch=arch)
+    cut = decode.tiling(
+        group, shape.head_dim, dtype, programs, quantized=quantized, chunked=chunk > 0
+    )
     own = {"SEQS": _SEQS, "UNIT": cut.keys, "FIXED": False, "GROUPS": _GROUPS}
     yield variant(decode.attend_own, cut, **own, SHARED_UNIT=0, **alone)
     if not window and not chunk:
-        shared = grouped.tiling(group, _MEMBERS, shape.head_dim, dtype, arch)
+        shared = grouped.tiling(group, _MEMBERS, shape.head_dim, dtype, arch, quantized=quantized)
         yield variant(grouped.attend_shared, shared, GROUPS=_GROUPS)
         merging = variant(decode.attend_own, cut, **own, SHARED_UNIT=shared.keys)
         yield replace(merging, name=f"{merging.name} grouped")
@@ -166,7 +186,7 @@ def _walks(
 def _merge(
     name: str, dtype: torch.dtype, shape: Shape, arch: int, *, sinks: bool = False
 ) -> Variant:
-    group = shape.num_heads // shape.num_kv_heads
+    group = shape.group(dtype, quantized=False)
     constants: dict[str, Any] = {
         "HEAD_DIM": shape.head_dim,
         "GROUP": group,
@@ -183,8 +203,11 @@ def _without(sinks: bool) -> dict[str, None]:
 
 
 def _write(name: str, dtype: torch.dtype, shape: Shape, stored: str) -> Variant:
-    heads = cache.heads_per_program(shape.num_kv_heads, shape.head_dim)
-    constants = {"HEAD_DIM": shape.head_dim, "BLOCK_SIZE": _BLOCK_SIZE, "HEADS": heads}
+    row = shape.head_dim + shape.key_rest
+    heads = cache.heads_per_program(shape.num_kv_heads, row)
+    constants: dict[str, Any] = {"HEAD_DIM": row, "BLOCK_SIZE": _BLOCK_SIZE, "HEADS": heads}
+    if shape.key_rest:
+        constants["value"] = None
     types = {"kv.ptr": _STORED[stored]} if stored != "auto" else {}
     return Variant(f"write_slots {name}", cache.write_slots, dtype, constants, types=types)
 
@@ -276,7 +299,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Compile, print, and tell by the exit status whether all kernels are free of spills."""
     parser = argparse.ArgumentParser(prog="python -m kernels.compile_check", description=__doc__)
     parser.add_argument("--arch", type=int, nargs="+", default=_ARCHITECTURES)
-    parser.add_argument("--head-dim", type=int, nargs="+", choices=SHAPES, default=list(SHAPES))
+    parser.add_argument("--head-dim", type=int, nargs="+", choices=HEAD_DIMS, default=HEAD_DIMS)
     parser.add_argument(
         "--dtype",
         nargs="+",
@@ -298,10 +321,10 @@ def main(arguments: list[str] | None = None) -> int:
     if options.json:
         print(json.dumps([asdict(usage) for usage in usages], indent=1))
     else:
-        print(f"{'kernel':<52} {'arch':>6} {'registers':>9} {'shared B':>9} {'spill B':>8}")
+        print(f"{'kernel':<56} {'arch':>6} {'registers':>9} {'shared B':>9} {'spill B':>8}")
         for usage in usages:
             print(
-                f"{usage.kernel:<52} {'sm_' + str(usage.arch):>6} {usage.registers:>9} "
+                f"{usage.kernel:<56} {'sm_' + str(usage.arch):>6} {usage.registers:>9} "
                 f"{usage.shared_bytes:>9} {usage.spill_bytes:>8}"
             )
     return int(any(usage.spill_bytes for usage in usages))

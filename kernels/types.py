@@ -107,6 +107,8 @@ class AttentionShape:
     block_size: int
     storage: torch.dtype
     """Of the KV memory: `dtype`, or a quantized type (`kernels.kv_format`)."""
+    value_dim: int | None = None
+    """Of latents: see `kernels.attention.attend`."""
 
 
 class Linear(Protocol):

@@ -20,10 +20,10 @@ def prepare(shape: AttentionShape) -> None:
     """See `kernels.attention.prepare`; nothing here needs compiling."""
 
 
-def write_kv(key: Tensor, value: Tensor, kv: Tensor, slots: Tensor) -> None:
+def write_kv(key: Tensor, value: Tensor | None, kv: Tensor, slots: Tensor) -> None:
     """See `kernels.attention.write_kv`."""
     blocks, offsets = slots // kv.shape[3], slots % kv.shape[3]
-    for side, rows in enumerate((key, value)):
+    for side, rows in enumerate((key,) if value is None else (key, value)):
         kv[blocks, side, :, offsets] = quantize(rows, kv.dtype) if is_quantized(kv.dtype) else rows
 
 
@@ -36,6 +36,7 @@ def attend(
     softcap: float | None,
     chunk: int | None = None,
     sinks: Tensor | None = None,
+    value_dim: int | None = None,
     output: Tensor | None = None,
 ) -> Tensor:
     """See `kernels.attention.attend`. Groups are left aside: they change no result.
@@ -43,7 +44,8 @@ def attend(
     What a sequence gets depends on its own queries and keys alone.
     """
     if output is None:
-        output = torch.empty(query.shape, dtype=query.dtype, device=query.device)
+        shape = (*query.shape[:2], value_dim or query.shape[2])
+        output = torch.empty(shape, dtype=query.dtype, device=query.device)
     starts = batch.query_starts.tolist()
     for seq, context_len in enumerate(batch.context_lens.tolist()):
         first, last = starts[seq : seq + 2]
@@ -53,7 +55,7 @@ def attend(
             end = context_len - last + row + count  # behind the last key that the last row sees
             begin = _first_seen(end - count, sliding_window, chunk)
             keys, values = gather(kv, batch.block_tables[seq], begin, end)
-            rows = slice(row, row + count)
+            values, rows = values[..., :value_dim], slice(row, row + count)
             visible = _visible(begin, end, count, sliding_window, chunk).to(kv.device)
             output[rows] = _attend(query[rows], keys, values, visible, scale, softcap, sinks)
             row += count
@@ -63,7 +65,7 @@ def attend(
 def gather(kv: Tensor, block_table: Tensor, begin: int, end: int) -> tuple[Tensor, Tensor]:
     """A sequence's keys and values from `begin` to `end`, copied out.
 
-    Both are [num_kv_heads, end - begin, head_dim].
+    Both are [num_kv_heads, end - begin, head_dim], and the same where each is both.
     """
     block_size = kv.shape[3]
     first = begin // block_size
@@ -72,13 +74,13 @@ def gather(kv: Tensor, block_table: Tensor, begin: int, end: int) -> tuple[Tenso
     both = both[:, :, begin - first * block_size : end - first * block_size]
     if is_quantized(kv.dtype):
         both = dequantize(both)
-    return both[0], both[1]
+    return both[0], both[-1]
 
 
 def _attend(
     query: Tensor,  # [rows, num_heads, head_dim]
     keys: Tensor,  # [num_kv_heads, num_keys, head_dim]
-    values: Tensor,
+    values: Tensor,  # [num_kv_heads, num_keys, value_dim]
     visible: Tensor,  # [rows, num_keys] bool
     scale: float,
     softcap: float | None,
@@ -86,7 +88,7 @@ def _attend(
 ) -> Tensor:
     num_rows, (num_kv_heads, num_keys, _) = len(query), keys.shape
     wide = torch.promote_types(query.dtype, torch.float32)
-    shape = (num_kv_heads, -1, num_rows, query.shape[2])
+    shape = (num_kv_heads, -1, num_rows, values.shape[2])
     # The heads that share keys are rows of one product.
     stacked = query.to(wide).transpose(0, 1).reshape(num_kv_heads, -1, query.shape[2])
     scores = stacked @ keys.to(wide).mT * scale

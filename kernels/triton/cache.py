@@ -21,13 +21,13 @@ def heads_per_program(num_heads: int, head_dim: int) -> int:
     return min(int(triton.next_power_of_2(num_heads)), most)
 
 
-def write_kv(key: Tensor, value: Tensor, kv: Tensor, slots: Tensor) -> None:
+def write_kv(key: Tensor, value: Tensor | None, kv: Tensor, slots: Tensor) -> None:
     """See `kernels.attention.write_kv`."""
     num_tokens, num_kv_heads, head_dim = key.shape
     heads = heads_per_program(num_kv_heads, head_dim)
     write_slots[num_tokens, triton.cdiv(num_kv_heads, heads)](
         rows_of(key),
-        rows_of(value),
+        None if value is None else rows_of(value),
         memory_of(kv),
         slots,
         num_kv_heads,
@@ -40,7 +40,7 @@ def write_kv(key: Tensor, value: Tensor, kv: Tensor, slots: Tensor) -> None:
 @triton.jit
 def write_slots(
     key: Rows,
-    value: Rows,
+    value: Rows | None,
     kv: KvMemory,
     slots_ptr,
     num_kv_heads,
@@ -56,11 +56,12 @@ def write_slots(
     inside = real[:, None] & (dims < HEAD_DIM)[None, :]
     to = first_head(kv, tl.load(slots_ptr + token), BLOCK_SIZE) + heads * kv.head_stride
     keys = key.ptr + token * key.token_stride + heads * key.head_stride
-    values = value.ptr + token * value.token_stride + heads * value.head_stride
     rows = tl.load(keys[:, None] + dims[None, :], mask=inside, other=0.0)
     store_rows(to, rows, real, HEAD_DIM)
-    rows = tl.load(values[:, None] + dims[None, :], mask=inside, other=0.0)
-    store_rows(to + kv.value_stride, rows, real, HEAD_DIM)
+    if value is not None:
+        values = value.ptr + token * value.token_stride + heads * value.head_stride
+        rows = tl.load(values[:, None] + dims[None, :], mask=inside, other=0.0)
+        store_rows(to + kv.value_stride, rows, real, HEAD_DIM)
 
 
 @triton.jit

@@ -30,6 +30,7 @@ from kernels.triton.arguments import (
 from kernels.triton.grouped import attend_shared_runs
 from kernels.triton.merge import is_last, merge_item
 from kernels.triton.walk import (
+    WIDE,
     Tiling,
     first_seen,
     head_options,
@@ -37,6 +38,7 @@ from kernels.triton.walk import (
     no_keys,
     store_result,
     walk_keys,
+    wide_tiling,
 )
 from kernels.triton.work import (
     SPLIT,
@@ -58,7 +60,13 @@ _MOST_REGISTERS = 255  # of a thread
 
 
 def tiling(
-    group: int, head_dim: int, dtype: torch.dtype, programs: int, *, chunked: bool = False
+    group: int,
+    head_dim: int,
+    dtype: torch.dtype,
+    programs: int,
+    *,
+    quantized: bool,
+    chunked: bool,
 ) -> Tiling:
     """The cut for `group` query heads a KV head, and so many programs a processor.
 
@@ -67,6 +75,8 @@ def tiling(
     and may spill to make room for one program more; where it would, it is told how many there are.
     """
     rows = max(_FEWEST_ROWS, triton.next_power_of_2(group))
+    if head_dim > WIDE:
+        return wide_tiling(rows, group, dtype, quantized=quantized)
     if dtype == torch.float32:
         return Tiling(rows, keys=32, num_warps=4, num_stages=1)
     keys = 64 if head_dim <= 128 else 32
@@ -81,6 +91,8 @@ def programs_per_processor(head_dim: int, *, quantized: bool, arch: int) -> int:
 
     With as many there is no second wave, and so none that is half empty.
     """
+    if head_dim > WIDE:
+        return 1
     if quantized:  # tiles are half as large, and take more registers
         return 2
     by_memory = {228: 3, 164: 2, 100: 1}[shared_kib(arch)]
@@ -96,6 +108,7 @@ def attend_decode(
     softcap: float | None,
     chunk: int | None,
     sinks: Tensor | None,
+    value_dim: int,
     output: Tensor,
 ) -> None:
     """Fill `output` for every sequence with one query; leave the others' rows alone.
@@ -107,9 +120,9 @@ def attend_decode(
     groups = None if is_local else batch.groups
     shared, counts = None, (0, 0, 0, 0)
     if groups is not None:
-        shared = attend_shared_runs(query, kv, batch, groups, scale, softcap)
+        shared = attend_shared_runs(query, kv, batch, groups, scale, softcap, value_dim)
         counts = (shared.num_programs, shared.rows, len(groups.begins), len(groups.members))
-    cut, own = _own_partials(query, kv, batch, chunked=bool(chunk))
+    cut, own = _own_partials(query, kv, batch, value_dim, chunked=bool(chunk))
     attend_own[(own.num_programs,)](
         rows_of(output),
         own.slots,
@@ -135,22 +148,20 @@ def attend_decode(
         WINDOW=sliding_window or 0,
         CHUNK=chunk or 0,
         SOFTCAP=softcap or 0.0,
-        **head_options(query, kv),
+        **head_options(query, kv, value_dim),
         **cut.options(),
     )
 
 
 def _own_partials(
-    query: Tensor, kv: Tensor, batch: AttentionBatch, *, chunked: bool
+    query: Tensor, kv: Tensor, batch: AttentionBatch, head_dim: int, *, chunked: bool
 ) -> tuple[Tiling, Partials]:
     """The cut of what sequences attend to alone, and room for its parts."""
-    _, num_heads, head_dim = query.shape
-    num_kv_heads, device = kv.shape[2], query.device
+    num_heads, num_kv_heads, device = query.shape[1], kv.shape[2], query.device
     group, fixed = num_heads // num_kv_heads, batch.batch_invariant
-    programs = programs_per_processor(
-        head_dim, quantized=is_quantized(kv.dtype), arch=capability(device)
-    )
-    cut = tiling(group, head_dim, query.dtype, programs, chunked=chunked)
+    quantized = is_quantized(kv.dtype)
+    programs = programs_per_processor(head_dim, quantized=quantized, arch=capability(device))
+    cut = tiling(group, head_dim, query.dtype, programs, quantized=quantized, chunked=chunked)
     return cut, partials(
         num_items=len(batch.context_lens) * num_kv_heads,
         rows=group,
@@ -231,6 +242,7 @@ def attend_own(
     SOFTCAP: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     HEAD_DIM: tl.constexpr,
+    KEY_REST: tl.constexpr,
     DOT_TYPE: tl.constexpr,
     TILE: tl.constexpr,
 ):
@@ -256,7 +268,7 @@ def attend_own(
         heads = kv_head * GROUP + rows
         token = tl.load(seqs.query_starts_ptr + seq).to(tl.int64)
         seen = walk_keys(
-            load_queries(query, token, heads, real, HEAD_DIM, DOT_TYPE),
+            load_queries(query, token, heads, real, HEAD_DIM, KEY_REST, DOT_TYPE),
             no_keys(ROWS, HEAD_DIM),
             tl.zeros([ROWS], tl.int32) + end,
             kv,
@@ -271,6 +283,7 @@ def attend_own(
             SOFTCAP,
             BLOCK_SIZE,
             HEAD_DIM,
+            KEY_REST,
             DOT_TYPE,
             TILE,
         )

@@ -15,6 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from kernels.kv_format import is_quantized
 from kernels.triton.arguments import (
     Groups,
     KvMemory,
@@ -24,7 +25,15 @@ from kernels.triton.arguments import (
     rows_of,
     table_of,
 )
-from kernels.triton.walk import Tiling, head_options, load_queries, no_keys, walk_keys
+from kernels.triton.walk import (
+    WIDE,
+    Tiling,
+    head_options,
+    load_queries,
+    no_keys,
+    walk_keys,
+    wide_tiling,
+)
 from kernels.triton.work import (
     Partials,
     capability,
@@ -42,10 +51,20 @@ _PROGRAMS_PER_PROCESSOR = 1
 """Fewer and longer ones than in decode: a partial result here is a whole tile of rows."""
 
 
-def tiling(group: int, max_members: int, head_dim: int, dtype: torch.dtype, arch: int) -> Tiling:
+def tiling(
+    group: int,
+    max_members: int,
+    head_dim: int,
+    dtype: torch.dtype,
+    arch: int,
+    *,
+    quantized: bool,
+) -> Tiling:
     """The cut for `group` query heads a KV head and up to `max_members` sequences."""
     most = max(_MOST_ROWS, triton.next_power_of_2(group))
     rows = min(most, max(_FEWEST_ROWS, triton.next_power_of_2(group * max_members)))
+    if head_dim > WIDE:
+        return wide_tiling(rows, group, dtype, quantized=quantized)
     if dtype == torch.float32:
         return Tiling(min(rows, max(32, triton.next_power_of_2(group))), 32, 8, num_stages=1)
     if head_dim <= 128:
@@ -62,12 +81,16 @@ def attend_shared_runs(
     groups: PrefixGroups,
     scale: float,
     softcap: float | None,
+    head_dim: int,
 ) -> Partials:
-    """Partial results of every group; the items are (group, KV head, tile of members)."""
-    _, num_heads, head_dim = query.shape
+    """Partial results of every group; the items are (group, KV head, tile of members).
+
+    `head_dim` is that of values.
+    """
     num_kv_heads, num_groups = kv.shape[2], len(groups.begins)
-    group = num_heads // num_kv_heads
-    cut = tiling(group, groups.max_members, head_dim, query.dtype, capability(query.device))
+    group = query.shape[1] // num_kv_heads
+    arch, quantized = capability(query.device), is_quantized(kv.dtype)
+    cut = tiling(group, groups.max_members, head_dim, query.dtype, arch, quantized=quantized)
     most_tiles = num_groups + len(groups.members) // (cut.rows // group)
     parts = partials(
         num_items=num_kv_heads * most_tiles,
@@ -91,7 +114,7 @@ def attend_shared_runs(
         GROUPS=padded(num_groups),
         ROWS=cut.rows,
         SOFTCAP=softcap or 0.0,
-        **head_options(query, kv),
+        **head_options(query, kv, head_dim),
         **cut.options(),
     )
     return parts
@@ -131,6 +154,7 @@ def attend_shared(
     SOFTCAP: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     HEAD_DIM: tl.constexpr,
+    KEY_REST: tl.constexpr,
     DOT_TYPE: tl.constexpr,
     TILE: tl.constexpr,
 ):
@@ -162,7 +186,7 @@ def attend_shared(
         token = tl.load(query_starts_ptr + seq, mask=real, other=0).to(tl.int64)
         head = kv_head * GROUP + rows % GROUP
         seen = walk_keys(
-            load_queries(query, token, head, real, HEAD_DIM, DOT_TYPE),
+            load_queries(query, token, head, real, HEAD_DIM, KEY_REST, DOT_TYPE),
             no_keys(ROWS, HEAD_DIM),
             tl.zeros([ROWS], tl.int32) + end,
             kv,
@@ -177,6 +201,7 @@ def attend_shared(
             SOFTCAP,
             BLOCK_SIZE,
             HEAD_DIM,
+            KEY_REST,
             DOT_TYPE,
             TILE,
         )

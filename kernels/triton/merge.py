@@ -19,6 +19,8 @@ from kernels.triton.work import add_partials, slots_of
 
 MEMBERS = tl.constexpr(128)
 """Memberships that a program looks through at a time."""
+_MERGED = tl.constexpr(8192)
+"""Numbers of a result that a program has registers for, and for as many that it adds."""
 
 
 @triton.jit
@@ -119,29 +121,33 @@ def merge_item(
     HEAD_DIM: tl.constexpr,
 ):
     """Merge all parts of what the heads of one KV head attend to, and store the result."""
-    heads = tl.arange(0, triton.next_power_of_2(GROUP))
-    real = heads < GROUP
-    seen = no_keys(triton.next_power_of_2(GROUP), HEAD_DIM)
-    if shared is not None:
-        seen = add_shared(
-            seen,
-            shared,
-            table,
-            num_shared_programs,
-            shared_rows,
-            num_groups,
-            num_memberships,
-            seq,
-            kv_head,
-            num_kv_heads,
-            heads,
-            real,
-            GROUPS,
-            GROUP,
-            SHARED_UNIT,
-            HEAD_DIM,
-        )
+    ROWS: tl.constexpr = triton.next_power_of_2(GROUP)
+    MOST: tl.constexpr = _MERGED // triton.next_power_of_2(HEAD_DIM)
+    AT_ONCE: tl.constexpr = ROWS if ROWS < MOST else MOST
     item = seq * num_kv_heads + kv_head
     first, last = slots_of(item, first_unit, num_units, share, FIXED)
-    seen = add_partials(seen, own, first, last, heads, real, GROUP, HEAD_DIM)
-    store_result(to, token, kv_head * GROUP + heads, seen, sinks_ptr, real, HEAD_DIM)
+    for start in range(0, ROWS, AT_ONCE):
+        heads = start + tl.arange(0, AT_ONCE)
+        real = heads < GROUP
+        seen = no_keys(AT_ONCE, HEAD_DIM)
+        if shared is not None:
+            seen = add_shared(
+                seen,
+                shared,
+                table,
+                num_shared_programs,
+                shared_rows,
+                num_groups,
+                num_memberships,
+                seq,
+                kv_head,
+                num_kv_heads,
+                heads,
+                real,
+                GROUPS,
+                GROUP,
+                SHARED_UNIT,
+                HEAD_DIM,
+            )
+        seen = add_partials(seen, own, first, last, heads, real, GROUP, HEAD_DIM)
+        store_result(to, token, kv_head * GROUP + heads, seen, sinks_ptr, real, HEAD_DIM)

@@ -21,6 +21,7 @@ from torch import Tensor
 from kernels.triton.arguments import KvMemory, Rows, Slots, memory_of, rows_of
 from kernels.triton.plan import MERGE_FIELDS, PART_FIELDS, ChunkCut, plan_chunks
 from kernels.triton.walk import (
+    WIDE,
     Tiling,
     first_seen,
     head_options,
@@ -28,6 +29,7 @@ from kernels.triton.walk import (
     no_keys,
     store_result,
     walk_keys,
+    wide_tiling,
 )
 from kernels.triton.work import (
     SPLIT,
@@ -57,7 +59,9 @@ def tiling(group: int, head_dim: int, dtype: torch.dtype, arch: int, *, plain: b
     attention, of unquantized keys and without softcap or chunks, has the registers for that.
     """
     large = shared_kib(arch) > 164
-    if dtype == torch.float32:  # exact fp32 products run on the plain cores and eat registers
+    if head_dim > WIDE:
+        cut = wide_tiling(64, group, dtype, quantized=not plain)
+    elif dtype == torch.float32:  # exact fp32 products run on the plain cores and eat registers
         cut = Tiling(rows=32, keys=32, num_warps=4 if head_dim <= 64 else 8, num_stages=1)
     elif not large and (head_dim > 64 or not plain):
         keys = 32 if head_dim > 64 else 64
@@ -86,14 +90,14 @@ def attend_chunks(
     softcap: float | None,
     chunk: int | None,
     sinks: Tensor | None,
+    head_dim: int,
     output: Tensor,
 ) -> None:
     """Fill `output` for the sequences of `chunks`; leave the others' rows alone.
 
-    One launch, and one more if an item is in several parts.
+    One launch, and one more if an item is in several parts. `head_dim` is that of values.
     """
-    _, num_heads, head_dim = query.shape
-    group = num_heads // kv.shape[2]
+    group = query.shape[1] // kv.shape[2]
     plain = kv.dtype == query.dtype and not softcap and not chunk
     cut = tiling(group, head_dim, query.dtype, capability(query.device), plain=plain)
     work = _work(query, kv, batch, sliding_window, chunk, cut)
@@ -113,7 +117,7 @@ def attend_chunks(
             WINDOW=work.window,
             CHUNK=work.chunk,
             SOFTCAP=softcap or 0.0,
-            **head_options(query, kv),
+            **head_options(query, kv, head_dim),
             **cut.options(),
         )
         if len(launch.merges):
@@ -205,6 +209,7 @@ def attend_chunk(
     SOFTCAP: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     HEAD_DIM: tl.constexpr,
+    KEY_REST: tl.constexpr,
     DOT_TYPE: tl.constexpr,
     TILE: tl.constexpr,
 ):
@@ -219,7 +224,7 @@ def attend_chunk(
     heads = kv_head * GROUP + rows % GROUP
     tokens = (tl.load(part + 1) + queries).to(tl.int64)
     seen = walk_causally(
-        load_queries(query, tokens, heads, real, HEAD_DIM, DOT_TYPE),
+        load_queries(query, tokens, heads, real, HEAD_DIM, KEY_REST, DOT_TYPE),
         first_position,
         first_position + count,
         first_position + queries,
@@ -234,6 +239,7 @@ def attend_chunk(
         SOFTCAP,
         BLOCK_SIZE,
         HEAD_DIM,
+        KEY_REST,
         DOT_TYPE,
         TILE,
     )
@@ -246,7 +252,7 @@ def attend_chunk(
 
 @triton.jit
 def walk_causally(
-    tile,  # [rows, dims] of DOT_TYPE
+    query,  # as `load_queries` returns it
     first_position,
     end_position,  # behind the last one
     positions,  # [rows]
@@ -261,6 +267,7 @@ def walk_causally(
     SOFTCAP: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     HEAD_DIM: tl.constexpr,
+    KEY_REST: tl.constexpr,
     DOT_TYPE: tl.constexpr,
     TILE: tl.constexpr,
 ):
@@ -273,7 +280,7 @@ def walk_causally(
     if LOCAL:
         visible = tl.cdiv(first_seen(end_position - 1, WINDOW, CHUNK), TILE) * TILE
     diagonal = tl.maximum((first_position + 1) // TILE * TILE, visible)
-    seen = no_keys(tile.shape[0], HEAD_DIM)
+    seen = no_keys(positions.shape[0], HEAD_DIM)
     for stretch in tl.static_range(0 if LOCAL else 1, 3):
         start = begin
         stop = tl.minimum(visible, end)
@@ -284,7 +291,7 @@ def walk_causally(
             start = tl.maximum(begin, diagonal)
             stop = end
         seen = walk_keys(
-            tile,
+            query,
             seen,
             positions,
             kv,
@@ -299,6 +306,7 @@ def walk_causally(
             SOFTCAP,
             BLOCK_SIZE,
             HEAD_DIM,
+            KEY_REST,
             DOT_TYPE,
             TILE,
         )

@@ -48,6 +48,30 @@ class Tiling:
         }
 
 
+WIDE = 256
+"""Dimensions of a value beyond which all kernels are cut alike, by `wide_tiling`."""
+
+
+def wide_tiling(rows: int, group: int, dtype: torch.dtype, *, quantized: bool) -> Tiling:
+    """The cut for heads that are wider than `WIDE`: so many rows, if there are registers for them.
+
+    Codes are widened in registers, so that fewer of them are taken at a time.
+    """
+    exact = dtype == torch.float32
+    rows = min(rows, max(16 if exact else 32, triton.next_power_of_2(group)))
+    keys = 16 if exact or quantized else 32
+    return Tiling(rows, keys, num_warps=8, num_stages=1 if exact else 3)
+
+
+def latent_heads(num_heads: int, dtype: torch.dtype, *, quantized: bool) -> int:
+    """How many of the query heads, which all share one latent, a tile takes: a part of them.
+
+    Their outputs, of 512 dimensions, have to leave registers for the rest.
+    """
+    most = 16 if dtype == torch.float32 or quantized else 32
+    return next(count for count in range(most, 0, -1) if num_heads % count == 0)
+
+
 def dot_type(dtype: torch.dtype) -> tl.dtype:
     """The type matrix products take: that of storage, which tensor cores multiply as it is.
 
@@ -60,19 +84,24 @@ def dot_type(dtype: torch.dtype) -> tl.dtype:
     return tl.float32
 
 
-def head_options(query: Tensor, kv: Tensor) -> dict[str, Any]:
-    """What every walk's launch passes of heads and blocks."""
+def head_options(query: Tensor, kv: Tensor, value_dim: int) -> dict[str, Any]:
+    """What every walk's launch passes of heads and blocks.
+
+    Keys of latents, whose values have fewer dimensions than they, are walked in two tiles: what is
+    a value at once, and the rest.
+    """
     return {
         "GROUP": query.shape[1] // kv.shape[2],
         "BLOCK_SIZE": kv.shape[3],
-        "HEAD_DIM": query.shape[2],
+        "HEAD_DIM": value_dim,
+        "KEY_REST": query.shape[2] - value_dim,
         "DOT_TYPE": dot_type(query.dtype),
     }
 
 
 @triton.jit
 def walk_keys(
-    query,  # [rows, dims] of DOT_TYPE
+    query,  # as `load_queries` returns it
     seen,  # what earlier walks returned, or `no_keys`
     positions,  # [rows] int32, the last key each row may see
     kv: KvMemory,
@@ -86,7 +115,8 @@ def walk_keys(
     CHUNK: tl.constexpr,  # 0: none
     SOFTCAP: tl.constexpr,  # 0.0: none
     BLOCK_SIZE: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
+    HEAD_DIM: tl.constexpr,  # of a value
+    KEY_REST: tl.constexpr,  # what a key has behind those of its value; 0: values are stored apart
     DOT_TYPE: tl.constexpr,
     TILE: tl.constexpr,
 ):
@@ -96,7 +126,8 @@ def walk_keys(
     base 2; the sum of its weights.
     """
     output, top, total = seen
-    dims = tl.arange(0, query.shape[1])
+    query_tile, query_rest = query
+    ROW: tl.constexpr = HEAD_DIM + KEY_REST  # dimensions of a stored row
     kv_ptr = kv.ptr + kv_head * kv.head_stride
     LOCAL: tl.constexpr = MASKED and (WINDOW > 0 or CHUNK > 0)
     if LOCAL:
@@ -115,12 +146,18 @@ def walk_keys(
             stored = tl.full([TILE], True, tl.int1)
             block = tl.load(table_ptr + keys // BLOCK_SIZE).to(tl.int64)
         rows = kv_ptr + block * kv.block_stride + (keys % BLOCK_SIZE) * kv.token_stride
-        key, key_scale = load_rows(rows, dims, stored, MASKED, HEAD_DIM, DOT_TYPE)
-        value, value_scale = load_rows(
-            rows + kv.value_stride, dims, stored, MASKED, HEAD_DIM, DOT_TYPE
-        )
+        key, key_scale = load_rows(rows, stored, MASKED, 0, HEAD_DIM, ROW, DOT_TYPE)
+        if KEY_REST > 0:
+            value, value_scale = key, key_scale
+        else:
+            value, value_scale = load_rows(
+                rows + kv.value_stride, stored, MASKED, 0, HEAD_DIM, ROW, DOT_TYPE
+            )
 
-        scores = tl.dot(query, tl.trans(key), input_precision="ieee")
+        scores = tl.dot(query_tile, tl.trans(key), input_precision="ieee")
+        if KEY_REST > 0:
+            rest, _ = load_rows(rows, stored, MASKED, HEAD_DIM, KEY_REST, ROW, DOT_TYPE)
+            scores = tl.dot(query_rest, tl.trans(rest), scores, input_precision="ieee")
         if kv.ptr.dtype.element_ty.primitive_bitwidth == 8:
             scores = scores * key_scale[None, :]
         factor = scale * LOG2_E
@@ -171,12 +208,26 @@ def load_queries(
     head,  # [rows]
     real,  # [rows]
     HEAD_DIM: tl.constexpr,
+    KEY_REST: tl.constexpr,
     DOT_TYPE: tl.constexpr,
 ):
-    """The rows [rows, dims] in DOT_TYPE; zeros where they are not real."""
-    dims = tl.arange(0, triton.next_power_of_2(HEAD_DIM))
+    """The rows [rows, dims] in DOT_TYPE, and what they have behind HEAD_DIM, or the same again.
+
+    Zeros where they are not real.
+    """
     at = query.ptr + token * query.token_stride + head * query.head_stride
-    inside = real[:, None] & (dims < HEAD_DIM)[None, :]
+    tile = load_part(at, real, HEAD_DIM, DOT_TYPE)
+    rest = tile
+    if KEY_REST > 0:
+        rest = load_part(at + HEAD_DIM, real, KEY_REST, DOT_TYPE)
+    return tile, rest
+
+
+@triton.jit
+def load_part(at, real, DIMS: tl.constexpr, DOT_TYPE: tl.constexpr):
+    """DIMS of each row from `at` [rows] on."""
+    dims = tl.arange(0, triton.next_power_of_2(DIMS))
+    inside = real[:, None] & (dims < DIMS)[None, :]
     return tl.load(at[:, None] + dims[None, :], mask=inside, other=0.0).to(DOT_TYPE)
 
 
@@ -208,24 +259,26 @@ def store_result(
 @triton.jit
 def load_rows(
     rows,  # [keys] pointers to the rows of one head
-    dims,
     stored,  # [keys] whether a row holds a key
     MASKED: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
+    FIRST: tl.constexpr,
+    DIMS: tl.constexpr,
+    ROW: tl.constexpr,  # dimensions of a whole row
     DOT_TYPE: tl.constexpr,
 ):
-    """The rows [keys, dims] in DOT_TYPE, and what each is to be multiplied by, [keys] or 1."""
-    at = rows[:, None] + dims[None, :]
+    """DIMS of each row from FIRST on, in DOT_TYPE, and what to multiply them by: [keys] or 1."""
+    dims = tl.arange(0, triton.next_power_of_2(DIMS))
+    at = (rows + FIRST)[:, None] + dims[None, :]
     # Without a mask where none is needed: a load then is one instruction of 16 bytes a thread.
-    if dims.shape[0] > HEAD_DIM:
-        data = tl.load(at, mask=stored[:, None] & (dims < HEAD_DIM)[None, :], other=0)
+    if dims.shape[0] > DIMS:
+        data = tl.load(at, mask=stored[:, None] & (dims < DIMS)[None, :], other=0)
     elif MASKED:
         data = tl.load(at, mask=stored[:, None], other=0)
     else:
         data = tl.load(at)
     scale = 1.0
     if rows.dtype.element_ty.primitive_bitwidth == 8:
-        scales = (rows + HEAD_DIM).to(tl.pointer_type(tl.float32))
+        scales = (rows + ROW).to(tl.pointer_type(tl.float32))
         scale = tl.load(scales, mask=stored, other=0.0)
     if rows.dtype.element_ty == tl.uint8:
         bits = data.to(tl.uint16)

@@ -51,6 +51,10 @@ class Paged:
         kv[blocks] = torch.nan
         return replace(self, kv=kv)
 
+    def latents(self) -> Paged:
+        """The same batch over its keys alone, of which each is a value as well."""
+        return replace(self, kv=self.kv[:, :1])
+
     def only(self, seq: int) -> Paged:
         """The same memory with one sequence of the batch."""
         start, end = self.batch.query_starts[seq : seq + 2].tolist()

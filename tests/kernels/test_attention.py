@@ -49,6 +49,7 @@ def run(
     scale: float | None = None,
     chunk: int | None = None,
     sinks: torch.Tensor | None = None,
+    value_dim: int | None = None,
 ) -> torch.Tensor:
     return attend(
         example.query,
@@ -59,6 +60,7 @@ def run(
         softcap=softcap,
         chunk=chunk,
         sinks=sinks,
+        value_dim=value_dim,
         backend=backend,
     )
 

@@ -13,7 +13,7 @@ from kernels.native import library
 from kernels.native.library import TYPES, pointer
 from kernels.types import AttentionBatch, AttentionShape, PrefixGroups
 
-_CALL = Struct("=12q18q2d")
+_CALL = Struct("=12q19q2d")
 """`pw_attention` of `attention.h`, field by field."""
 
 _WRITE = Struct("=4q4q4q6q")
@@ -26,17 +26,19 @@ def prepare(shape: AttentionShape) -> None:
         library.trust_tiles(partial(_example, shape))
 
 
-def write_kv(key: Tensor, value: Tensor, kv: Tensor, slots: Tensor) -> None:
+def write_kv(key: Tensor, value: Tensor | None, kv: Tensor, slots: Tensor) -> None:
     """See `kernels.attention.write_kv`."""
-    assert key.dtype == value.dtype
-    key, value = _whole_heads(key), _whole_heads(value)
+    assert value is None or key.dtype == value.dtype
+    key = _whole_heads(key)
+    value = None if value is None else _whole_heads(value)
     _write_kv(
         _WRITE.pack(
             key.data_ptr(),
-            value.data_ptr(),
+            pointer(value),
             kv.data_ptr(),
             slots.data_ptr(),
-            *(stride * part.itemsize for part in (key, value) for stride in part.stride()[:2]),
+            *_byte_strides(key),
+            *_byte_strides(key if value is None else value),
             *(stride * kv.itemsize for stride in kv.stride()[:4]),
             len(slots),
             kv.shape[2],
@@ -57,15 +59,16 @@ def attend(
     softcap: float | None,
     chunk: int | None = None,
     sinks: Tensor | None = None,
+    value_dim: int | None = None,
     output: Tensor | None = None,
 ) -> Tensor:
     """See `kernels.attention.attend`. Raises `MemoryError` without memory for partial results."""
     query = _whole_heads(query)
     if output is None:
-        output = torch.empty(query.shape, dtype=query.dtype)
+        output = torch.empty((*query.shape[:2], value_dim or query.shape[2]), dtype=query.dtype)
     places = (query.data_ptr(), output.data_ptr(), query.stride(0), query.stride(1))
     heads, dtype = query.shape[1], query.dtype
-    options = scale, sliding_window, softcap, chunk, sinks
+    options = scale, sliding_window, softcap, chunk, sinks, value_dim
     if _attend(pack_call(places, heads, dtype, kv, batch, *options)) != 0:
         raise MemoryError("no memory for the partial results of attention")
     return output
@@ -82,6 +85,7 @@ def pack_call(
     softcap: float | None,
     chunk: int | None = None,
     sinks: Tensor | None = None,
+    value_dim: int | None = None,
 ) -> bytes:
     """A `pw_attention`, with pointers to tensors that must outlive it.
 
@@ -101,13 +105,16 @@ def pack_call(
         *map(pointer, (*_tensors(groups), sinks)),
         query_token,
         query_head,
-        *kv.stride()[:4],
+        kv.stride(0),
+        kv.stride(1) if value_dim is None else 0,
+        *kv.stride()[2:4],
         batch.block_tables.stride(0),
         len(batch.context_lens),
         0 if groups is None else len(groups.begins),
         num_heads,
         kv.shape[2],
         head_size(kv),
+        value_dim or head_size(kv),
         kv.shape[3],
         sliding_window or 0,
         chunk or 0,
@@ -142,6 +149,10 @@ def _example(shape: AttentionShape) -> Tensor:
     query = torch.randn(query_len, shape.num_heads, head_dim, generator=random).bfloat16()
     batch = AttentionBatch.of_one(query_len, context_len, shape.block_size)
     return attend(query, kv, batch, head_dim**-0.5, None, None)
+
+
+def _byte_strides(heads: Tensor) -> tuple[int, int]:
+    return heads.stride(0) * heads.itemsize, heads.stride(1) * heads.itemsize
 
 
 def _whole_heads(tensor: Tensor) -> Tensor:

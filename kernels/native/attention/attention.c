@@ -57,12 +57,12 @@ static void merge_splits(const task_context *task, const pw_item *item, const pw
     float **statistics = (float **)(pointers + count);
     for (int64_t split = 0; split < count; split++) {
         const int64_t place = split * item->num_rows + row;
-        pointers[split] = first->sums + place * call->head_dim;
+        pointers[split] = first->sums + place * call->value_dim;
         statistics[split] = first->statistics + place * 2;
     }
     const int64_t head = pw_row_head(item, row);
     const int64_t place = pw_row_token(item, row) * call->num_heads + head;
-    char *output = (char *)call->output + place * call->head_dim * pw_size(call->type);
+    char *output = (char *)call->output + place * call->value_dim * pw_size(call->type);
     task->code->merge[call->type](call, pointers, statistics, count, pw_sink(call, head), output);
 }
 
@@ -81,7 +81,7 @@ static void attend_splits(const task_context *task, const pw_item *item, float *
         part.begin = pw_most(item->begin, (first_split + split) * PW_SPLIT);
         part.end = pw_least(item->end, (first_split + split + 1) * PW_SPLIT);
         part.statistics += 2 * split * item->num_rows;
-        part.sums += split * item->num_rows * call->head_dim;
+        part.sums += split * item->num_rows * call->value_dim;
         task->code->attend[call->type](&part, scratch);
     }
     for (int64_t row = 0; row < item->num_rows; row++) {
@@ -99,7 +99,7 @@ static void attend_item(const task_context *task, const pw_item *item, float *sc
         task->code->attend[call->type](item, scratch);
         return;
     }
-    memset(item->sums, 0, (size_t)(item->num_rows * call->head_dim) * sizeof *item->sums);
+    memset(item->sums, 0, (size_t)(item->num_rows * call->value_dim) * sizeof *item->sums);
     for (int64_t row = 0; row < item->num_rows; row++) {
         item->statistics[2 * row] = -INFINITY;
         item->statistics[2 * row + 1] = 0.0f;
@@ -175,7 +175,7 @@ static int64_t find_partials(const pw_plan *plan, int64_t seq, int64_t query, in
         int64_t place = run->first_partial + head / group * run->num_rows +
                         (plan->contributions[i].query + query) * group + head % group;
         for (int64_t split = 0; split < run->num_splits; split++, count++) {
-            sums[count] = plan->sums + place * call->head_dim;
+            sums[count] = plan->sums + place * call->value_dim;
             statistics[count] = plan->statistics + place * 2;
             place += call->num_kv_heads * run->num_rows;
         }
@@ -188,7 +188,7 @@ static void merge_part(void *context, int part, int num_parts) {
     task_context *task = context;
     const pw_plan *plan = &task->plan;
     const pw_attention *call = plan->call;
-    const int64_t row_bytes = call->head_dim * pw_size(call->type);
+    const int64_t row_bytes = call->value_dim * pw_size(call->type);
     const float **sums = malloc((size_t)(plan->most_parts + 1) * 2 * sizeof *sums);
     if (sums == NULL) {
         task->failed = 1;

@@ -10,7 +10,7 @@
 /* One call, as kernels/native/attention.py packs it: strides count elements. */
 typedef struct {
     const void *query; /* [num_tokens, num_heads, head_dim] */
-    void *output;      /* the same, contiguous */
+    void *output;      /* [num_tokens, num_heads, value_dim], contiguous */
     const void *kv;    /* [num_blocks, 2, num_kv_heads, block_size, head_dim], or rows of pw_i8 */
     const int32_t *tables;       /* [num_seqs, table_row] */
     const int32_t *query_starts; /* [num_seqs + 1] */
@@ -22,10 +22,10 @@ typedef struct {
     const int32_t *private_starts;
     const float *sinks; /* [num_heads], or NULL: scores in each softmax's sum that have no value */
     int64_t query_token, query_head;
-    int64_t kv_block, kv_value, kv_head, kv_token;
+    int64_t kv_block, kv_value, kv_head, kv_token; /* kv_value 0: values are a part of their keys */
     int64_t table_row;
     int64_t num_seqs, num_groups;
-    int64_t num_heads, num_kv_heads, head_dim, block_size;
+    int64_t num_heads, num_kv_heads, head_dim, value_dim, block_size; /* value_dim <= head_dim */
     int64_t window; /* 0 for none */
     int64_t chunk;  /* the same */
     int64_t type;   /* pw_type of query, output and kv */
@@ -80,7 +80,7 @@ typedef struct pw_item {
     int64_t begin, end;
     int64_t oldest; /* the first key that a row sees: those before it have no weight, and are not read */
     int64_t row, num_rows;
-    float *sums;       /* [num_rows, head_dim], or NULL: store the result */
+    float *sums;       /* [num_rows, value_dim], or NULL: store the result */
     float *statistics; /* [num_rows, 2]: highest score, sum of weights */
     const struct pw_item *next; /* what this thread attends to then, or NULL */
 } pw_item;

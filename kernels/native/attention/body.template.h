@@ -176,6 +176,11 @@ static inline bool is_few(const pw_item *item) {
     return few && item->end - item->begin <= PW_SPLIT;
 }
 
+/* Whether heads are whole vectors of so many elements. */
+static inline bool has_whole_vectors(const pw_attention *call, int64_t elements) {
+    return call->head_dim % elements == 0 && call->value_dim % elements == 0;
+}
+
 /* The weight of each part, in statistics[part][1]; returns their total, with the sink's. */
 static float merge_weights(float *const *statistics, int64_t count, float sink) {
     float highest = sink;

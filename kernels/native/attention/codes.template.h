@@ -146,7 +146,8 @@ PW_INLINE void add_all_codes(const int16_t *weights, const float *units, int num
 
 static void attend_few_codes(const pw_item *item, float *scratch) {
     const pw_attention *call = item->call;
-    const int64_t dim = call->head_dim, num_keys = item->end - item->begin;
+    const int64_t dim = call->head_dim, value_dim = call->value_dim;
+    const int64_t num_keys = item->end - item->begin;
     const int64_t num_weights = (num_keys + LANES - 1) / LANES * LANES;
     float *sums = scratch, *wide = sums + FEW * dim, *scores = wide + dim;
     int64_t *offsets = (int64_t *)(scores + FEW * PW_SPLIT);
@@ -173,11 +174,12 @@ static void attend_few_codes(const pw_item *item, float *scratch) {
             units[row] = round_row(scores + row * PW_SPLIT, num_weights, LARGEST_WEIGHT, rounded);
         }
 #define ADD(n) \
-    add_all_codes(weights, units, n, dim, values, offsets, base, soon, num_keys, sums)
+    add_all_codes(weights, units, n, value_dim, values, offsets, base, soon, num_keys, sums)
         FOR_ROWS(rows, ADD)
 #undef ADD
         for (int row = 0; row < rows; row++) {
-            finish_bf16(item, first + row, sums + row * dim, statistics[row][0], statistics[row][1]);
+            finish_bf16(item, first + row, sums + row * value_dim, statistics[row][0],
+                        statistics[row][1]);
         }
     }
 }

@@ -39,11 +39,13 @@ static inline void TYPED(widen_codes)(const pw_i8 *row, int64_t dim, ELEMENT *ta
 /* The keys and values of a tile that an item sees, once for all of its rows. */
 static void TYPED(widen_tile)(const pw_attention *call, const many_rows *many, key_tile *tile) {
     const int64_t dim = call->head_dim;
-    ELEMENT *keys = many->widened, *values = keys + many->tile_keys * dim;
+    ELEMENT *keys = many->widened, *values = call->kv_value ? keys + many->tile_keys * dim : keys;
     for (int64_t key = tile->first; key < tile->end; key++) {
         const pw_i8 *row = (const pw_i8 *)call->kv + many->offsets[key];
         TYPED(widen_codes)(row, dim, keys + key * dim);
-        TYPED(widen_codes)(row + call->kv_value, dim, values + key * dim);
+        if (values != keys) {
+            TYPED(widen_codes)(row + call->kv_value, dim, values + key * dim);
+        }
         many->offsets[key] = key * dim;
     }
     tile->keys = keys, tile->values = values;
@@ -141,7 +143,7 @@ PW_INLINE void TYPED(pack_values)(const pw_attention *call, const many_rows *man
             for (int64_t i = panel; i < panel + columns; i += LANES) {
                 const ELEMENT *next = base + offsets[per_word(way) - 1] + i;
                 v_store_f32(target + i - panel, TYPED(load_values)(base + offsets[0] + i, next,
-                                                                   call->head_dim - i, way));
+                                                                   call->value_dim - i, way));
             }
         }
     }
@@ -178,7 +180,7 @@ PW_INLINE void TYPED(attend_many)(const pw_item *item, float *scratch, int way) 
 }
 
 static void TYPED(attend)(const pw_item *item, float *scratch) {
-    if (is_few(item) && item->call->head_dim % LANES == 0) {
+    if (is_few(item) && has_whole_vectors(item->call, LANES)) {
         TYPED(attend_few)(item, scratch);
     } else {
         TYPED(attend_many)(item, scratch, PW_BY_FLOATS);

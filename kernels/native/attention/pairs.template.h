@@ -93,7 +93,8 @@ PW_INLINE void add_all_pairs(const pw_bf16 *weights, int num_rows, int64_t dim, 
 
 static void attend_few_pairs(const pw_item *item, float *scratch) {
     const pw_attention *call = item->call;
-    const int64_t dim = call->head_dim, num_keys = item->end - item->begin;
+    const int64_t dim = call->head_dim, value_dim = call->value_dim;
+    const int64_t num_keys = item->end - item->begin;
     float *sums = scratch, *scores = sums + FEW * dim;
     int64_t *offsets = (int64_t *)(scores + FEW * PW_SPLIT);
     int64_t *next_offsets = offsets + PW_SPLIT + 2 * AHEAD;
@@ -120,17 +121,18 @@ static void attend_few_pairs(const pw_item *item, float *scratch) {
                 v_store_bf16(weights + key, v_load_f32(scores + key));
             }
         }
-#define ADD(n) add_all_pairs(weights, n, dim, values, offsets, base, soon, num_keys, sums)
+#define ADD(n) add_all_pairs(weights, n, value_dim, values, offsets, base, soon, num_keys, sums)
         FOR_ROWS(rows, ADD)
 #undef ADD
         for (int row = 0; row < rows; row++) {
-            finish_bf16(item, first + row, sums + row * dim, statistics[row][0], statistics[row][1]);
+            finish_bf16(item, first + row, sums + row * value_dim, statistics[row][0],
+                        statistics[row][1]);
         }
     }
 }
 
 static void attend_pairs(const pw_item *item, float *scratch) {
-    if (is_few(item) && item->call->head_dim % PAIRED == 0) {
+    if (is_few(item) && has_whole_vectors(item->call, PAIRED)) {
         (item->call->is_quantized ? attend_few_codes : attend_few_pairs)(item, scratch);
         return;
     }

@@ -170,7 +170,7 @@ pw_item pw_planned_item(const pw_plan *plan, const pw_run *run, int64_t index) {
     if (run->first_partial >= 0) {
         const int64_t split = index / call->num_kv_heads / run->row_blocks;
         const int64_t place = (split * call->num_kv_heads + item.head) * run->num_rows + item.row;
-        item.sums = plan->sums + (run->first_partial + place) * call->head_dim;
+        item.sums = plan->sums + (run->first_partial + place) * call->value_dim;
         item.statistics = plan->statistics + (run->first_partial + place) * 2;
     }
     return item;
@@ -198,7 +198,7 @@ bool pw_make_plan(pw_plan *plan) {
     place_results(plan);
     count_costs(plan);
     const int64_t partials = pw_most(plan->num_partials, 1);
-    plan->sums = aligned_alloc(64, (size_t)whole_lines(partials * call->head_dim) * sizeof(float));
+    plan->sums = aligned_alloc(64, (size_t)whole_lines(partials * call->value_dim) * sizeof(float));
     plan->statistics = malloc((size_t)partials * 2 * sizeof *plan->statistics);
     return plan->sums && plan->statistics;
 }

@@ -24,7 +24,7 @@ typedef struct {
     pw_contribution *contributions;
     int64_t *first; /* [num_seqs + 1], into the contributions */
     int64_t *costs; /* [num_items + 1], of the items before */
-    float *sums;    /* [num_partials, head_dim] */
+    float *sums;    /* [num_partials, value_dim] */
     float *statistics; /* [num_partials, 2] */
 } pw_plan;
 
@@ -47,7 +47,7 @@ static inline int64_t pw_num_splits(const pw_item *item) {
  * sums. 0 for others. */
 static inline int64_t pw_splits_scratch(const pw_item *item) {
     const pw_attention *call = item->call;
-    const int64_t of_split = 4 + item->num_rows * (call->head_dim + 2);
+    const int64_t of_split = 4 + item->num_rows * (call->value_dim + 2);
     return call->is_invariant && pw_num_splits(item) > 1 ? pw_num_splits(item) * of_split : 0;
 }
 

@@ -39,7 +39,7 @@ static inline const ELEMENT *TYPED(query_row)(const pw_item *item, int64_t row) 
 
 static void TYPED(merge)(const pw_attention *call, const float *const *sums,
                          float *const *statistics, int64_t count, float sink, void *output) {
-    const int64_t dim = call->head_dim;
+    const int64_t dim = call->value_dim;
     const float total = merge_weights(statistics, count, sink);
     for (int64_t i = 0; i < dim; i += LANES) {
         const int lanes = dim - i < LANES ? (int)(dim - i) : LANES;
@@ -64,20 +64,20 @@ static inline void TYPED(finish)(const pw_item *item, int64_t row, const float *
                                  float total) {
     const pw_attention *call = item->call;
     if (item->sums) {
-        memcpy(item->sums + row * call->head_dim, sums, (size_t)call->head_dim * sizeof *sums);
+        memcpy(item->sums + row * call->value_dim, sums, (size_t)call->value_dim * sizeof *sums);
         item->statistics[2 * row] = highest;
         item->statistics[2 * row + 1] = total;
         return;
     }
     const int64_t head = pw_row_head(item, row);
     const int64_t place = pw_row_token(item, row) * call->num_heads + head;
-    ELEMENT *output = (ELEMENT *)call->output + place * call->head_dim;
+    ELEMENT *output = (ELEMENT *)call->output + place * call->value_dim;
     if (call->sinks) {
         float statistics[] = {highest, total}, *only = statistics;
         TYPED(merge)(call, &sums, &only, 1, pw_sink(call, head), output);
         return;
     }
-    TYPED(narrow)(sums, 1.0f / total, output, call->head_dim);
+    TYPED(narrow)(sums, 1.0f / total, output, call->value_dim);
 }
 
 /* Scores of a constant number of rows, and sums by their weights, of whatever the blocks hold. */
@@ -94,10 +94,10 @@ PW_INLINE void TYPED(add_rows)(const pw_attention *call, const float *weights, i
                                const int64_t *offsets, int64_t num_keys, float *sums) {
     if (call->is_quantized) {
         const pw_i8 *values = (const pw_i8 *)call->kv + call->kv_value;
-        add_few_i8(weights, num_rows, call->head_dim, values, offsets, num_keys, sums);
+        add_few_i8(weights, num_rows, call->value_dim, values, offsets, num_keys, sums);
     } else {
         const ELEMENT *values = (const ELEMENT *)call->kv + call->kv_value;
-        TYPED(add_few)(weights, num_rows, call->head_dim, values, offsets, num_keys, sums);
+        TYPED(add_few)(weights, num_rows, call->value_dim, values, offsets, num_keys, sums);
     }
 }
 
@@ -125,7 +125,7 @@ static void TYPED(attend_few)(const pw_item *item, float *scratch) {
 #undef ADD
 #undef SCORE
         for (int row = 0; row < rows; row++) {
-            TYPED(finish)(item, first + row, sums + row * dim, statistics[row][0],
+            TYPED(finish)(item, first + row, sums + row * call->value_dim, statistics[row][0],
                           statistics[row][1]);
         }
     }

@@ -38,7 +38,7 @@ static many_rows lay_out(const pw_item *item, float *scratch, int way) {
     const int64_t dim = item->call->head_dim, rows = item->num_rows + PW_SPARE_ROWS;
     const int64_t elements = LANES * per_word(way);
     const int64_t words = (dim + elements - 1) / elements * LANES;
-    const int64_t width = (dim + LANES - 1) / LANES * LANES;
+    const int64_t width = (item->call->value_dim + LANES - 1) / LANES * LANES;
     const int64_t keys = item->run->tile_keys;
     many_rows many = {.words = words, .width = width, .queries = scratch, .tile_keys = keys};
     many.sums = many.queries + rows * words;

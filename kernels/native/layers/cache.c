@@ -10,12 +10,13 @@ void pw_write_kv(const pw_cache_write *call) {
         char *target = call->kv + slot / call->block_size * call->kv_block +
                        slot % call->block_size * call->kv_token;
         const char *key = call->key + token * call->key_token;
-        const char *value = call->value + token * call->value_token;
         for (int64_t h = 0; h < call->num_kv_heads; h++) {
             char *head = target + h * call->kv_head;
             store(key + h * call->key_head, call->head_dim, call->is_quantized, head);
-            store(value + h * call->value_head, call->head_dim, call->is_quantized,
-                  head + call->kv_value);
+            if (call->value) {
+                const char *value = call->value + token * call->value_token + h * call->value_head;
+                store(value, call->head_dim, call->is_quantized, head + call->kv_value);
+            }
         }
     }
 }

@@ -6,7 +6,7 @@
 
 /* Strides count bytes. */
 typedef struct {
-    const char *key, *value; /* [num_tokens, num_kv_heads, head], heads in one piece */
+    const char *key, *value; /* [num_tokens, num_kv_heads, head], heads whole; no value: NULL */
     char *kv;                /* [num_blocks, 2, num_kv_heads, block_size, head], or quantized rows */
     const int64_t *slots;    /* [num_tokens] */
     int64_t key_token, key_head, value_token, value_head;

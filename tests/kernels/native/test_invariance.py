@@ -43,11 +43,12 @@ def attended(
     softcap: float | None,
     chunk: int | None,
     with_sinks: bool,
+    value_dim: int | None = None,
 ) -> Tensor:
     sinks = drawn_sinks(example.query.shape[1]) if with_sinks else None
     batch = replace(example.batch, batch_invariant=True)
     invariant = replace(example, batch=batch)
-    return run("native", invariant, window, softcap, chunk=chunk, sinks=sinks)
+    return run("native", invariant, window, softcap, chunk=chunk, sinks=sinks, value_dim=value_dim)
 
 
 def rows_of(example: Paged, seq: int, first: int, last: int) -> Paged:
@@ -80,6 +81,7 @@ def rows_of(example: Paged, seq: int, first: int, last: int) -> Paged:
     softcap=st.none() | st.just(5.0),
     chunk=st.none() | st.sampled_from([20, 70, 256, 300]),
     with_sinks=st.booleans(),
+    are_latents=st.booleans(),
     threads=st.integers(1, 3),
     tiles=st.sampled_from(paths.TILE_SIZES),
     level=st.sampled_from(LEVELS),
@@ -97,6 +99,7 @@ def test_chunks_of_any_lengths_among_any_others_have_the_same_bits(
     softcap: float | None,
     chunk: int | None,
     with_sinks: bool,
+    are_latents: bool,
     threads: int,
     tiles: paths.TileSize,
     level: str,
@@ -108,7 +111,10 @@ def test_chunks_of_any_lengths_among_any_others_have_the_same_bits(
     example = paged([beside, (context + total, total), beside], *heads, head_dim, block_size, dtype)
     if is_quantized:
         example = example.quantized()
-    options = window, softcap, chunk, with_sinks
+    value_dim = None
+    if are_latents:
+        example, value_dim = example.latents(), head_dim // 4 * 3
+    options = window, softcap, chunk, with_sinks, value_dim
     together = attended(example, *options)[beside[1] : beside[1] + total]
     first = 0
     for count in counts:
@@ -128,6 +134,7 @@ def test_chunks_of_any_lengths_among_any_others_have_the_same_bits(
     is_quantized=st.booleans(),
     softcap=st.none() | st.just(5.0),
     with_sinks=st.booleans(),
+    are_latents=st.booleans(),
     tiles=st.sampled_from(paths.TILE_SIZES),
     level=st.sampled_from(LEVELS),
 )
@@ -141,6 +148,7 @@ def test_groups_of_whole_splits_have_the_bits_of_their_members_alone(
     is_quantized: bool,
     softcap: float | None,
     with_sinks: bool,
+    are_latents: bool,
     tiles: paths.TileSize,
     level: str,
 ) -> None:
@@ -153,12 +161,15 @@ def test_groups_of_whole_splits_have_the_bits_of_their_members_alone(
     example = paged(seqs, *heads, head_dim, block_size, dtype, forks=forks)
     if is_quantized:
         example = example.quantized()
+    value_dim = None
+    if are_latents:
+        example, value_dim = example.latents(), head_dim // 4 * 3
     grouped = example.grouped(WHOLE_SPLITS)
     groups = grouped.batch.groups
     assert groups is not None
     assert not (groups.begins % 256).any()
     assert not (groups.ends % 256).any()
-    options = None, softcap, None, with_sinks
+    options = None, softcap, None, with_sinks, value_dim
     together = attended(grouped, *options)
     alone = [attended(example.only(seq), *options) for seq in range(len(seqs))]
     assert torch.equal(together, torch.cat(alone))

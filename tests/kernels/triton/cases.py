@@ -35,6 +35,7 @@ class Case:
     dtype: str = "float32"
     sliding_window: int | None = None
     softcap: float | None = None
+    value_dim: int | None = None  # of latents, of 1 KV head
     kv_dtype: KvDtype = "auto"
     batch_invariant: bool = False
     chunk: int | None = None
@@ -56,9 +57,11 @@ RAGGED_DECODE = ((1, 1), (16, 1), (37, 1))
 RAGGED_PREFILL = ((5, 5), (16, 16), (33, 33))
 MIXED = ((21, 1), (30, 7), (9, 9), (17, 1), (40, 2))
 LONG = ((700, 1), (40, 1), (512, 1), (1100, 1))
+LONG_CHUNK = ((1100, 1), (40, 9), (1030, 21))
 BEHIND_MUCH = ((1500, 4),)
 TENANTS = ((90, 1), (65, 1), (100, 1), (20, 5), (64, 1), (70, 1), (40, 1))
 INVARIANT: dict[str, Any] = {"batch_invariant": True}
+SINKS: dict[str, Any] = {"with_sinks": True}
 NESTED = ((0, 2, (0, 1, 2, 4)), (2, 4, (0, 1, 4)), (0, 3, (5,)), (4, 5, (0,)))
 
 CASES = (
@@ -95,6 +98,16 @@ CASES = (
     Case("chunk split over keys, fp16, softcap", BEHIND_MUCH, 6, 1, dtype="float16", softcap=8.0),
     Case("one chunk split and one whole", ((1500, 4), (30, 1), (20, 20)), 2, 1, block_size=64),
     Case("chunks, batch-invariant", (*LONG[:2], (90, 90), (1030, 21)), 2, 1, batch_invariant=True),
+    Case("latents, decode and chunks", MIXED, 4, 1, 40, value_dim=32),
+    Case("latents, more heads than a tile has", ((20, 1), (9, 3)), 40, 1, 40, value_dim=32),
+    Case("latents of 512 and 64", ((130, 1), (9, 3)), 20, 1, 576, value_dim=512, dtype="float16"),
+    Case("latents, groups, fp8", TENANTS, 4, 1, 48, value_dim=32, kv_dtype="fp8", groups=NESTED),
+    Case("latents, chunk split over keys", BEHIND_MUCH, 4, 1, 24, value_dim=20),
+    Case("latents, several splits", LONG, 2, 1, 24, block_size=64, value_dim=16),
+    Case("latents, sinks and a window", MIXED, 4, 1, 40, value_dim=32, sliding_window=7, **SINKS),
+    Case("latents, sinks, groups", TENANTS, 40, 1, 40, value_dim=32, groups=NESTED, **SINKS),
+    Case("latents, every option", MIXED, 6, 1, 40, 8, "float16", 12, 6.0, 32, chunk=15, **SINKS),
+    Case("latents, invariant", LONG_CHUNK, 2, 1, 24, 64, value_dim=16, **INVARIANT, **SINKS),
     Case("decode and chunks in one batch", MIXED),
     Case("decode and chunks, every option", MIXED, 6, 2, 80, 8, "float16", 12, 6.0),
     Case("sinks, decode and chunks", MIXED, 6, 2, with_sinks=True),
@@ -109,7 +122,7 @@ CASES = (
     Case("local chunks split over keys", ((1790, 9),), 2, 1, chunk=1785),
     Case("local chunks beside groups", TENANTS, chunk=30, groups=NESTED, with_sinks=True),
     Case("every option", MIXED, 6, 2, 80, 8, "float16", 12, 6.0, chunk=15, with_sinks=True),
-    Case("local, batch-invariant", ((1100, 1), (40, 9), (1030, 21)), 2, 1, chunk=700, **INVARIANT),
+    Case("local, batch-invariant", LONG_CHUNK, 2, 1, chunk=700, **INVARIANT),
 )
 
 
@@ -128,12 +141,15 @@ def run(case: Case, device: torch.device, launches: list[str]) -> Outcome:
     row = row_size(case.head_dim, storage)
     # 127: NaN in fp8, and as a scale larger than anything.
     unwritten = torch.tensor(127 if storage != dtype else torch.nan).to(storage)
-    memory = unwritten.repeat(num_blocks, 3, 2, case.num_kv_heads, case.block_size, row)
+    sides = 2 if case.value_dim is None else 1
+    memory = unwritten.repeat(num_blocks, 3, sides, case.num_kv_heads, case.block_size, row)
     kv = memory[:, 1]
     _fill_prefixes(kv, batch, case.head_dim, dtype)
     _forget(kv, batch, unwritten, _first_seen(case))
     # Views as a model hands them over: heads first, tokens second.
-    key, value = torch.randn(2, shape[0], num_tokens, shape[1]).to(dtype).transpose(1, 2)
+    key, value = _sides(
+        torch.randn(2, shape[0], num_tokens, shape[1]).to(dtype).transpose(1, 2), kv
+    )
     query = torch.randn(case.num_heads, num_tokens, case.head_dim).to(dtype).transpose(0, 1)
     expected_memory = memory.clone()
     write_kv(key, value, expected_memory[:, 1], batch.slots, backend="reference")
@@ -141,12 +157,14 @@ def run(case: Case, device: torch.device, launches: list[str]) -> Outcome:
     written = memory.to(device)
     there = written[:, 1]
     slots = on_device.slots
-    write_kv(key.to(device), value.to(device), there, slots, backend="triton")
+    value = None if value is None else value.to(device)
+    write_kv(key.to(device), value, there, slots, backend="triton")
     options: dict[str, Any] = {
         "scale": case.head_dim**-0.5,
         "sliding_window": case.sliding_window,
         "softcap": case.softcap,
         "chunk": case.chunk,
+        "value_dim": case.value_dim,
     }
     sinks = torch.randn(case.num_heads) * 4 if case.with_sinks else None
     whole = replace(batch, groups=None)
@@ -254,7 +272,7 @@ def _fill_prefixes(
     for row, prefix_len in enumerate((batch.context_lens - query_lens).tolist()):
         positions = torch.arange(prefix_len)
         slots = batch.block_tables[row, positions // block_size] * block_size
-        key, value = torch.randn(2, prefix_len, kv.shape[2], head_dim).to(dtype)
+        key, value = _sides(torch.randn(2, prefix_len, kv.shape[2], head_dim).to(dtype), kv)
         write_kv(key, value, kv, slots + positions % block_size, backend="reference")
 
 
@@ -275,6 +293,11 @@ def _forget(
     if batch.groups is None:
         for table, first in zip(batch.block_tables, first_seen, strict=True):
             kv[table[: first // kv.shape[3]].long()] = unwritten
+
+
+def _sides(both: torch.Tensor, kv: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Keys and values, or keys alone for latents."""
+    return both[0], both[1] if kv.shape[1] == 2 else None
 
 
 def _same(left: torch.Tensor, right: torch.Tensor, head_dim: int) -> bool:
