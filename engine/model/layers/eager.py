@@ -20,6 +20,7 @@ from engine.api import UnsupportedModel
 from engine.batch.batch import Batch
 from engine.model.checkpoints.coded_linear import without_weights
 from engine.model.errors import lacks_memory
+from engine.model.layers import latent
 from engine.model.layers.counting import count_packed
 from engine.model.layers.layout import AttentionCall
 from engine.model.layers.rotary import split_by_length
@@ -89,6 +90,7 @@ class EagerDecoder:
         AttentionInterface.register(_ATTENTION, _paged_attention)
         AttentionInterface.register(_WATCHED, _watched_attention)
         AttentionMaskInterface.register(_WATCHED, _watched_mask)
+        latent.keep_latents(model, (_ATTENTION, _WATCHED))
         self.model = model.eval()
         count_packed(model, _packed_positions)
         self._rotary = split_by_length(model, max_context_tokens)
@@ -217,7 +219,7 @@ def _watched_attention(
     layer_index = getattr(module, "layer_idx", None)
     if layer_index is None or key.shape != value.shape:
         raise UnsupportedModel("keys and values must come in layers and have one shape")
-    watch = _watch.get()
+    value_dim, watch = latent.value_dim(module), _watch.get()
     window, chunk = watch.sight(attention_mask, sliding_window)
     watch.calls[layer_index] = AttentionCall(
         num_heads=query.shape[1],
@@ -229,8 +231,12 @@ def _watched_attention(
         chunk=chunk,
         has_sinks=s_aux is not None,
         reads=watch.reads(layer_index, key),
+        value_dim=value_dim,
     )
-    return torch.zeros_like(query.transpose(1, 2)), None
+    attended = torch.zeros_like(query[0].transpose(0, 1))
+    if value_dim is not None:
+        attended = latent.expand(module, attended.new_zeros(*attended.shape[:2], value_dim))
+    return attended[None], None
 
 
 def _paged_attention(
@@ -244,18 +250,18 @@ def _paged_attention(
 ) -> tuple[Tensor, None]:
     """The `AttentionInterface` function, for packed tokens.
 
-    `query`, `key` and `value` are [1, heads, tokens, head_dim], the result [1, tokens, heads,
-    head_dim]. `s_aux`, [heads], are sinks. There is never a mask: the block tables say what a token
-    may see.
+    `query`, `key` and `value` are [1, heads, tokens, head_dim], or latents as
+    `engine.model.layers.latent` hands them on; the result is [1, tokens, heads, head_dim]. `s_aux`,
+    [heads], are sinks. There is never a mask: the block tables say what a token may see.
     """
     step, layer = _step.get(), module.layer_idx
     call, kv = step.calls[layer], step.caches.views[layer]
-    batch = step.columns[step.caches.columns[layer]]
+    batch, has_latents = step.columns[step.caches.columns[layer]], call.value_dim is not None
     q, k, v = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
     if call.reads is None:
-        write_kv(k, v, kv, batch.slots)
+        write_kv(k, None if has_latents else v, kv, batch.slots)
     output = attend(
-        q,
+        latent.absorb(module, q) if has_latents else q,
         kv,
         batch,
         scale=call.scale,
@@ -263,5 +269,6 @@ def _paged_attention(
         softcap=call.softcap,
         chunk=call.chunk,
         sinks=None if s_aux is None else s_aux.float(),
+        value_dim=call.value_dim,
     )
-    return output[None], None
+    return (latent.expand(module, output) if has_latents else output)[None], None

@@ -38,8 +38,15 @@ class AttentionCall:
     chunk: int | None = None
     has_sinks: bool = False
     """Whether each call brings a score of each head that is in the softmax's sum alone."""
+    value_dim: int | None = None
+    """Of latents, of which one row a token is kept: its value is so many first dimensions of it."""
     reads: int | None = None
     """The layer whose keys and values it reads, which comes before it; it has none of its own."""
+
+    @property
+    def rows_per_token(self) -> int:
+        """What is kept of a token for each KV head: key and value, or a latent."""
+        return 2 if self.value_dim is None else 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +58,7 @@ class Place:
     start: int
     """Elements of the page in front of it."""
     shape: tuple[int, int, int, int]
-    """Keys and values, KV heads, tokens, elements of a row."""
+    """Keys and values, or latents; KV heads, tokens, elements of a row."""
 
     @property
     def size(self) -> int:
@@ -117,7 +124,12 @@ class AttentionLayout:
         Raises `ValueError` if the heads cannot be stored in this type.
         """
         shapes = {
-            layer: (2, call.num_kv_heads, block_size, row_size(call.head_dim, storage))
+            layer: (
+                call.rows_per_token,
+                call.num_kv_heads,
+                block_size,
+                row_size(call.head_dim, storage),
+            )
             for layer, call in enumerate(self.calls)
             if call.reads is None
         }

@@ -99,6 +99,7 @@ class PagedModel:
             dtype=self.dtype,
             block_size=self.block_size,
             storage=self.kv_storage,
+            value_dim=call.value_dim,
         )
 
     def _use(self, memory: Tensor) -> None:

@@ -28,7 +28,8 @@ BLOCK = 16
 FIVE_TO_ONE = [*5 * ["sliding_attention"], "full_attention"]
 CHUNKS = (1, 37, 5, 64, 43)
 SOME = {
-    *("afmoe", "cohere2", "exaone4", "gemma3n_text", "gemma4_text", "glm4", "gpt_neox", "gpt_oss"),
+    *("afmoe", "cohere2", "deepseek_v2", "exaone4", "gemma3n_text", "gemma4_text", "glm4"),
+    *("gpt_neox", "gpt_oss"),
     *("llama4_text", "minimax_m2", "mixtral", "olmo2", "phi", "phimoe", "qwen2_moe"),
 }
 """Of those that are served: each of a kind of its own."""
@@ -45,6 +46,7 @@ SERVED = SOME | {
     *("nanochat", "nemotron", "olmo", "olmo3", "olmoe", "opt", "persimmon", "phi3", "qwen2"),
     *("qwen3", "qwen3_moe", "seed_oss", "smollm3", "solar_open", "stablelm", "starcoder2"),
     *("vaultgemma", "whisper"),
+    *("axk1", "deepseek_v3", "glm4_moe_lite", "longcat_flash", "minicpm3", "youtu"),
 }
 
 
@@ -155,6 +157,24 @@ def test_windows_are_seen_wherever_a_family_has_them(
     assert error_of(given) < 1e-5
 
 
+YARN = {"rope_type": "yarn", "factor": 4.0, "mscale_all_dim": 0.8, "mscale": 0.9}
+
+
+@pytest.mark.parametrize(
+    ("family", "options"),
+    [
+        ("deepseek_v2", {"q_lora_rank": None, "attention_bias": True}),
+        ("deepseek_v2", {"v_head_dim": 12, "kv_lora_rank": 24, "qk_rope_head_dim": 4}),
+        ("deepseek_v3", {"rope_parameters": {"rope_theta": 1e4, **YARN}}),
+        ("deepseek_v3", {"rope_interleave": False, "qk_nope_head_dim": 20}),
+    ],
+)
+def test_latents_are_exact_however_they_are_expanded_and_rotated(
+    family: str, options: dict[str, Any], tmp_path: Path
+) -> None:
+    assert error_of(saved(tiny_config(family, **options), tmp_path)) < 1e-5
+
+
 @pytest.mark.parametrize("chunk", [7, 16, 40, 64])
 def test_chunks_of_any_length_are_seen(chunk: int, tmp_path: Path) -> None:
     options = {"num_attention_heads": 6, "num_key_value_heads": 3, "use_qk_norm": False}
@@ -198,6 +218,7 @@ def test_what_paging_misses_is_found_however_far_it_reaches(
     [
         ("qwen3_next", "a recurrent state"),
         ("deepseek_v32", "sparse attention over an index"),
+        ("glm_moe_dsa", "sparse attention over an index"),
         ("bert", "not causal"),
         ("doge", "masks of their own"),
         ("bloom", "AttentionInterface"),

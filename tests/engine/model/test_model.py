@@ -53,6 +53,12 @@ FAMILIES = {
     "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2},
     "gpt_oss": {"sliding_window": 20, "num_local_experts": 4, "num_experts_per_tok": 2},
     "llama4_text": {"attention_chunk_size": 24, "floor_scale": 16, "num_local_experts": 4},
+    "deepseek_v3": {
+        **{"num_key_value_heads": 4, "head_dim": 8, "qk_rope_head_dim": 8, "qk_nope_head_dim": 16},
+        **{"kv_lora_rank": 24, "q_lora_rank": 32, "v_head_dim": 12, "first_k_dense_replace": 1},
+        **{"n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1},
+        "moe_intermediate_size": 32,
+    },
     "gpt_neox": {},
     "gpt2": {"n_embd": 64, "n_layer": 3, "n_head": 4, "n_positions": 512, "n_inner": 96},
 }
@@ -171,6 +177,13 @@ def test_a_block_is_contiguous_across_all_layers(tmp_path: Path) -> None:
     memory = core._runner._model.memory  # type: ignore[attr-defined]
     assert memory.shape == (4 + 1, 3 * 2 * 2 * 8 * 16), "and a page for rows that are only padding"
     assert memory[1].is_contiguous()
+
+
+def test_latents_take_one_row_a_token_for_all_heads(tmp_path: Path) -> None:
+    save_model("deepseek_v3", tmp_path)
+    core = make_core(tmp_path, num_blocks=4)
+    memory = core._runner._model.memory  # type: ignore[attr-defined]
+    assert memory.shape == (4 + 1, 3 * 8 * (24 + 8))
 
 
 def test_swapped_blocks_come_back_as_they_were_wherever_they_go(tmp_path: Path) -> None:

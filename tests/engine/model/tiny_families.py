@@ -37,11 +37,17 @@ _SIZES: dict[str, Any] = {
 _ONLY_SET = {"attention_chunk_size", "q_lora_rank", "n_inner", "hidden_size_per_layer_input"}
 """Sizes that stay away where a family leaves them out."""
 _GEMMA4 = ("gemma4", "gemma4_text", "gemma4_unified", "gemma4_unified_text")
+_LATENTS = ("axk1", "deepseek_v2", "deepseek_v3", "dots3_note", "dots3_note_text", "glm4_moe_lite")
+_LATENTS += ("minicpm3", "youtu")
 _OWN: dict[str, dict[str, Any]] = {
     **{family: {"mamba_n_heads": 4} for family in ("bamba", "granitemoehybrid")},
-    **{family: {"num_key_value_heads": 4} for family in ("dots3_note", "dots3_note_text")},
+    **{family: {"num_key_value_heads": 4} for family in _LATENTS},
     "gpt_neo": {"attention_types": [[["global", "local"], 2]], "window_size": WINDOW},
     "llama4_text": {"floor_scale": 16},
+    "longcat_flash": {
+        **{"num_key_value_heads": 4, "qk_head_dim": 16, "expert_ffn_hidden_size": 16},
+        **{"moe_topk": 2, "zero_expert_num": 2},
+    },
     "mamba2": {"num_heads": 8},
     **{family: {"global_head_dim": 16} for family in _GEMMA4},
     "zaya": {"num_experts_per_tok": 1},
@@ -49,7 +55,7 @@ _OWN: dict[str, dict[str, Any]] = {
 """What families need besides."""
 _NOT_TINY = {
     *("blt", "cohere_compass_text", "cpmant", "ctrl", "dbrx", "emu3", "gemma4_assistant", "git"),
-    *("lfm2_moe", "longcat_flash", "mllama", "musicgen", "musicgen_melody", "phi4_multimodal"),
+    *("lfm2_moe", "mllama", "musicgen", "musicgen_melody", "phi4_multimodal"),
     *("qwen4_exp", "qwen4_exp_text", "reformer", "roc_bert", "xlm", "zamba", "zamba2"),
 }
 """Families whose sizes have names or rules of their own, or that need more than tokens."""
