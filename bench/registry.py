@@ -26,6 +26,7 @@ _MODULES = {
     "trace": "bench.engine.trace",
     "recovery": "bench.engine.recovery",
     "reuse": "bench.engine.reuse",
+    "layers": "bench.engine.layers",
     "restart": "bench.engine.restart",
     "paper": "bench.paper",
     "quantize": "bench.engine.quantize",
@@ -40,7 +41,9 @@ _MODULES = {
     "disaggregated": "bench.cluster.disaggregated",
     "peers": "bench.peers.peers",
 }
-UNHURRIED = frozenset({"wall", "reuse", "paper", "quantize", "kernels", "gpu", "routing", "scale"})
+UNHURRIED = frozenset(
+    {"wall", "reuse", "layers", "paper", "quantize", "kernels", "gpu", "routing", "scale"}
+)
 """Those that do not ask how busy other programs keep the machine."""
 
 

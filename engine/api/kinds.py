@@ -24,6 +24,11 @@ class Kind(msgspec.Struct, frozen=True):
     """What a block takes of the memory."""
 
     @property
+    def longest(self) -> int | None:
+        """Tokens that one may see, at most; `None`: all."""
+        return min((one for one in (self.window, self.chunk) if one is not None), default=None)
+
+    @property
     def forgets(self) -> bool:
         """Whether it comes to need tokens no more."""
         return self.window is not None or self.chunk is not None
@@ -42,10 +47,9 @@ class Kind(msgspec.Struct, frozen=True):
         computed, or have been: at the start of a step, what is behind is given back.
         """
         most = -(-num_tokens // block_size)
-        for longest in (self.window, self.chunk):
-            if longest is not None:
-                most = min(most, (longest + step + block_size - 3) // block_size + 1)
-        return most
+        if self.longest is None:
+            return most
+        return min(most, (self.longest + step + block_size - 3) // block_size + 1)
 
 
 EVERYTHING = Kind()

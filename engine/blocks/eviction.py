@@ -204,10 +204,7 @@ class EvictionQueue:
             self._lost.pop(block, None)
             if block in self._surplus_owners:
                 self.leases.add_idle(block, self._order.remove(block))
-            elif block in self._passed:
-                owner, key = self._passed[block]
-                self.remove_cached(block, owner)
-                self.add_cached(block, owner, key)
+            self.keep(block)
         self._unlease(self.leases.cut(terms.tenant, terms.most), "own_quota")
 
     def expire(self) -> None:
@@ -230,6 +227,15 @@ class EvictionQueue:
         self._promote(segment)
         self._demote(owner, segment)
         self._drop_empty(owner, segment)
+
+    def keep(self, block: int) -> None:
+        """What was passed goes no sooner than others, as its owner's most recently used block."""
+        if block in self._passed:
+            owner, key = self._passed.pop(block)
+            size = self._sizes[block]
+            self._segments[owner].num_passed -= size
+            self._num_cached -= size
+            self.add_cached(block, owner, key)
 
     def is_passed(self, block: int) -> bool:
         """Whether the block is cached, and was passed."""

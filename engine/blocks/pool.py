@@ -224,6 +224,11 @@ class BlockPool:
                 else:
                     self._queue.add_cached(block, self._owners[block], key, passed=passed)
 
+    def keep_passed(self, blocks: Iterable[int]) -> None:
+        """What was passed of `blocks` goes no sooner than others, nor is it used by that."""
+        for block in blocks:
+            self._queue.keep(block)
+
     def register(
         self,
         block: int,

@@ -15,6 +15,14 @@ from engine.blocks.pool import BlockPool
 
 HOLE: Final = -1
 """In place of a block."""
+NEAR: Final = 512
+"""Tokens before the end of a prompt, or of all, within which others may part from it: the last
+message is edited or asked anew, and an answer is repeated otherwise than it was begun."""
+
+
+_SHARE: Final = 8
+"""Windows that are kept on the way, where any sequence may part from this one, take an eighth of
+what kinds that see everything take. So they are the rarer the larger they are."""
 
 
 class Rows:
@@ -26,6 +34,7 @@ class Rows:
         self._owner = owner
         self._kinds = pool.kinds
         self._is_whole = not any(kind.forgets for kind in pool.kinds) and len(pool.kinds) == 1
+        self._spacing = _spacing(pool.kinds, block_size)
         self._empty()
 
     def _empty(self) -> None:
@@ -149,15 +158,18 @@ class Rows:
         blocks = (row[one] for number, row in rows for one in self._behind(number, num_computed))
         return [block for block in blocks if block != HOLE]
 
-    def forget(self, num_computed: int, ends: Collection[int]) -> None:
-        """Give that back. What others would see who go on behind one of the `ends` stays like any
-        other block; the rest is the first to go where memory is needed.
+    def forget(self, num_computed: int, ends: Collection[tuple[int, int]]) -> None:
+        """Give that back. What others would see who go on behind so many tokens as one of `ends`
+        says, from the one number to the other, stays like any other block, and a window here and
+        there; the rest is the first to go where memory is needed.
         """
         for number, row in enumerate(self.rows):
             behind = self._behind(number, num_computed)
             if behind:
-                size, kind = self._block_size, self._kinds[number]
-                kept = {index for end in ends for index in kind.seen(end, size)}
+                first = behind.start * self._block_size
+                on_the_way = range(first - first % self._spacing, num_computed + 1, self._spacing)
+                places = [*ends, *zip(on_the_way, on_the_way, strict=True)]
+                kept = {index for place in places for index in self._seen(number, *place)}
                 held = [index for index in behind if row[index] != HOLE]
                 for is_passed in (True, False):
                     blocks = [row[index] for index in held if (index not in kept) == is_passed]
@@ -165,10 +177,25 @@ class Rows:
                 row[behind.start : behind.stop] = [HOLE] * len(behind)
                 self._first[number] = behind.stop
 
+    def keep_near(self, hashes: Sequence[bytes]) -> None:
+        """What was passed near the end of full blocks with these hashes stays like any other."""
+        end = len(hashes) * self._block_size
+        for number, kind in enumerate(self._kinds):
+            if kind.forgets:
+                seen = self._seen(number, max(0, end - NEAR), end)
+                passed = range(seen.start, min(seen.stop, self._first[number]))
+                for index in passed:
+                    self._pool.keep_passed(self._pool.find([hashes[index]], number))
+
     def release(self) -> None:
         """Give every block back."""
         self._pool.release(self.blocks)
         self._empty()
+
+    def _seen(self, number: int, first: int, last: int) -> range:
+        """The blocks of a kind that are seen behind `first ... last` tokens."""
+        kind, size = self._kinds[number], self._block_size
+        return range(kind.seen(first, size).start, kind.seen(last, size).stop)
 
     def _behind(self, number: int, num_computed: int) -> range:
         kind = self._kinds[number]
@@ -176,6 +203,15 @@ class Rows:
             return range(0)
         end = min(kind.first_needed(num_computed) // self._block_size, len(self.rows[number]))
         return range(self._first[number], max(self._first[number], end))
+
+
+def _spacing(kinds: Sequence[Kind], block_size: int) -> int:
+    """Tokens from one window that is kept on the way to the next."""
+    whole = sum(kind.pages for kind in kinds if not kind.forgets)
+    # Windows alone are measured by themselves.
+    own = sum(kind.pages * (kind.longest or 0) for kind in kinds)
+    each = whole or sum(kind.pages for kind in kinds)
+    return max(1, -(-_SHARE * own // (each * block_size))) * block_size
 
 
 def longest(

@@ -17,7 +17,7 @@ from engine.blocks.hashing import (
 from engine.blocks.leases import LeaseTerms
 from engine.blocks.partial_hits import Place, place
 from engine.blocks.pool import BlockPool
-from engine.blocks.rows import HOLE, Rows
+from engine.blocks.rows import HOLE, NEAR, Rows
 
 _FAR: Final = 1 << 62
 """No sequence is so long."""
@@ -60,8 +60,8 @@ class BlockTable:
         """How many blocks are findable, or will be once others have computed them."""
         self._tail: bytes | None = None
         """The hash of the tokens behind the last sealed block, if they are left findable."""
-        self._ends = {namespaces.shared_tokens, min(self.up_to, _FAR)}
-        """Behind so many tokens others are likely to go on."""
+        self._ends = {(one, one) for one in (namespaces.shared_tokens, min(self.up_to, _FAR))}
+        """Behind so many tokens, from the one number to the other, others are likely to go on."""
 
     @property
     def rows(self) -> list[list[int]]:
@@ -76,8 +76,10 @@ class BlockTable:
     def begin(self, num_tokens: int) -> None:
         """A sequence of `num_tokens` is to be computed from its first token, with its own factors.
 
-        Hashes of what it was with others are forgotten.
+        Hashes of what it was with others are forgotten. Near the end of what is known now others
+        may part from it.
         """
+        self._ends.add((max(0, num_tokens - NEAR), num_tokens))
         assert not self.held.blocks
         if self.has_outgrown(num_tokens):
             self.extras = self._extras_for(num_tokens)
@@ -150,7 +152,7 @@ class BlockTable:
 
     def parts_behind(self, num_blocks: int) -> None:
         """Another sequence is known that has so many blocks in common."""
-        self._ends.add(num_blocks * self._block_size)
+        self._ends.add((num_blocks * self._block_size, num_blocks * self._block_size))
 
     def resume(self, blocks: list[int], num_sealed: int) -> None:
         """Take over `blocks`, with a reference each, in place of those given back before."""
@@ -280,6 +282,7 @@ class BlockTable:
 
     def release(self) -> None:
         """Give every block back; what others find is leased, or its lease renewed."""
+        self.held.keep_near(self.sealed_hashes())
         if self._terms is not None:
             for number, row in enumerate(self.rows):
                 self.pool.lease(self._left(row), self._terms, number)

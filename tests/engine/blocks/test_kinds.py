@@ -80,7 +80,7 @@ def test_where_others_are_likely_to_go_on_a_window_is_worth_as_much_as_any_block
     rows.grow(4)
     for index, block in enumerate(rows.rows[1]):
         pool.register(block, b"h%d" % index, kind=1)
-    rows.forget(3 * SIZE, ends={2 * SIZE})
+    rows.forget(3 * SIZE, ends={(2 * SIZE, 2 * SIZE)})
     pool.allocate(3, "a")
     assert pool.find([b"h1"], 1), "who goes on behind two blocks needs the second one"
     assert not pool.find([b"h0"], 1)

@@ -105,7 +105,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             lease_share=self.rng.choice([0.3, 1.0]),
             clock=lambda: self.now,
         )
-        self.capacity = self.core.info.max_context_tokens
+        self.capacity = min(self.core.info.max_context_tokens, 8 * num_blocks)
         self.heads = [random_prompt(self.rng, self.capacity // 2) for _ in range(2)]
         self.shares = {tenant: TenantShare() for tenant in "abc"}
         self.requests: dict[str, EngineRequest] = {}
