@@ -176,6 +176,6 @@ def test_layers_that_remember_more_than_they_see_are_told_of(
 def test_what_is_measured_at_start_can_be(parts: Parts) -> None:
     own = load_model(msgspec.structs.replace(parts.config), by_kinds=True)
     assert calibrate_steps(own, 64) >= 1
-    assert calibrate_rows(own, 4, 32, None).is_plausible
+    assert len(calibrate_rows(own, 4, 32, None).points) > 1
     own.allocate(1)
     compute_largest_step(own, StepSize(40, 4), 30)
