@@ -117,6 +117,8 @@ def make_draft_model(parts: Parts, draft: PagedModel) -> DraftModel:
         vocabulary=None,
         info=msgspec.structs.replace(
             info,
+            num_pages=0,
+            kinds=draft.kinds,
             num_host_blocks=0,
             vocab_size=draft.weights.config.vocab_size,
             max_context_tokens=_draft_limit(config, info, draft),
@@ -147,11 +149,12 @@ def _row_costs(parts: Parts, graphs: DecodeGraphs | None) -> RowCosts:
 
 
 def _draft_limit(config: EngineConfig, info: EngineInfo, draft: PagedModel) -> int:
-    """Tokens of the longest sequence that is guessed for: what has other rotary factors than its
-    beginning had would have to be computed anew.
+    """Tokens of the longest sequence that is guessed for: all of them have to be in the draft's
+    memory, and what has other rotary factors than its beginning had would be computed anew.
     """
     switch = draft.weights.rotary_switch
-    limit = min(info.max_context_tokens, context_limit(config, draft))
+    room = info.num_blocks * info.block_size
+    limit = min(info.max_context_tokens, context_limit(config, draft), room)
     return limit if switch is None else min(limit, switch)
 
 

@@ -66,7 +66,7 @@ def load_parts(config: EngineConfig, tell: Callable[[str], None] = lambda _: Non
     reason = _remembers_all(config)
     remedy = "choose a smaller model, quantize to int8 or int4, or have more memory"
     with memory_for("the weights", remedy):
-        with followers_of(config, choice) as followers:
+        with followers_of(config, choice, by_kinds=reason is None) as followers:
             model = load_model(config, followers, by_kinds=reason is None)
         tell("weights")
         draft = load_draft(config, model)
@@ -110,10 +110,6 @@ def _remembers_all(config: EngineConfig) -> str | None:
         return "the host tier"
     if config.kept_dir is not None:
         return "blocks that are kept on disk"
-    if config.draft_model_path is not None:
-        return "the draft model"
-    if config.tensor_parallel > 1:
-        return "tensor parallelism"
     return None
 
 

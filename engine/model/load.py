@@ -82,10 +82,12 @@ def load_model(
     return model
 
 
-def load_shard(config: EngineConfig, shard: Shard) -> PagedModel:
-    """The part of a rank behind the first, which checks the whole. For errors see `load_model`."""
+def load_shard(config: EngineConfig, shard: Shard, by_kinds: bool) -> PagedModel:
+    """The part of a rank behind the first, which checks the whole. For `by_kinds` and errors see
+    `load_model`.
+    """
     original = _load_original(config, choose_device(config.device))
-    weights = _weights(original, config, _cut(_layout(original.eager), shard), shard)
+    weights = _weights(original, config, _cut(_layout(original.eager, by_kinds), shard), shard)
     del original
     _return_memory(weights.device)
     return PagedModel(weights, config.block_size, config.kv_dtype, config.batch_invariant)
@@ -130,7 +132,9 @@ def _load(
         paged = PagedModel(weights, *options)
     else:
         followers.wait()
-        paged = LeadingModel(weights, *options, followers, whole)
+        size = followers.shard.size
+        parts = [_cut(whole, Shard(rank, size)) for rank in range(size)]
+        paged = LeadingModel(weights, *options, followers, parts)
     error = relative_error(_paged_logits(paged, ids), expected)
     return paged, error, _tolerance(paged, config, own_error)
 
@@ -224,7 +228,7 @@ def _needs_fusing(config: EngineConfig, quantized_by: str | None) -> str | None:
     return "batch_invariant" if config.batch_invariant else None
 
 
-def _layout(eager: EagerDecoder, by_kinds: bool = False) -> AttentionLayout:
+def _layout(eager: EagerDecoder, by_kinds: bool) -> AttentionLayout:
     return AttentionLayout(tuple(eager.calls), by_kinds)
 
 
@@ -237,7 +241,7 @@ def _cut(layout: AttentionLayout, shard: Shard | None) -> AttentionLayout:
         require_heads(call.num_kv_heads, shard)
         group, num_kv_heads = call.num_heads // call.num_kv_heads, shard.count(call.num_kv_heads)
         calls.append(replace(call, num_heads=group * num_kv_heads, num_kv_heads=num_kv_heads))
-    return replace(layout, calls=tuple(calls))
+    return replace(layout, calls=tuple(calls), whole=layout)
 
 
 def _eos_token_ids(model: PreTrainedModel) -> tuple[int, ...]:

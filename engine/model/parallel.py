@@ -30,18 +30,20 @@ _log = logging.getLogger(__name__)
 
 
 @contextmanager
-def followers_of(config: EngineConfig, choice: Choice) -> Iterator[Followers | None]:
+def followers_of(
+    config: EngineConfig, choice: Choice, by_kinds: bool
+) -> Iterator[Followers | None]:
     """The other ranks, if `config` asks for some, for who loads the first one's part meanwhile.
 
-    They load theirs, and compute as `choice` says; they end if that fails here. Raises
-    `EngineError` if one does not come up.
+    They load theirs, `by_kinds` as the first one does (`load_model`), and compute as `choice`
+    says; they end if that fails here. Raises `EngineError` if one does not come up.
     """
     if config.tensor_parallel == 1:
         yield None
         return
     if choose_device(config.device).type != "cpu":
         raise EngineError("tensor_parallel: models are cut for CPUs only, and this is a GPU")
-    followers = _start(config, choice)
+    followers = _start(config, choice, by_kinds)
     try:
         yield followers
     except BaseException:
@@ -49,7 +51,7 @@ def followers_of(config: EngineConfig, choice: Choice) -> Iterator[Followers | N
         raise
 
 
-def _start(config: EngineConfig, choice: Choice) -> Followers:
+def _start(config: EngineConfig, choice: Choice, by_kinds: bool) -> Followers:
     context = get_context("spawn")
     with tempfile.TemporaryDirectory() as folder:
         meeting = Path(folder) / "ranks"
@@ -59,7 +61,7 @@ def _start(config: EngineConfig, choice: Choice) -> Followers:
             shard = Shard(rank, config.tensor_parallel)
             process = context.Process(
                 target=follow,
-                args=(theirs, shard, meeting, config, choice),
+                args=(theirs, shard, meeting, config, choice, by_kinds),
                 name=f"rank {rank}",
                 daemon=True,
             )
@@ -74,7 +76,12 @@ def _start(config: EngineConfig, choice: Choice) -> Followers:
 
 
 def follow(
-    connection: Connection, shard: Shard, meeting: Path, config: EngineConfig, choice: Choice
+    connection: Connection,
+    shard: Shard,
+    meeting: Path,
+    config: EngineConfig,
+    choice: Choice,
+    by_kinds: bool,
 ) -> None:
     """Until the leader closes the connection, or ends."""
     # Ctrl-C reaches the whole terminal; the leader decides when its followers end.
@@ -87,7 +94,7 @@ def follow(
     connection.send(None)
     join(shard, meeting)
     try:
-        model = load_shard(config, shard)
+        model = load_shard(config, shard, by_kinds)
     except Exception as error:  # noqa: BLE001
         if not isinstance(error, EngineError):
             _log.exception("its part could not be loaded")

@@ -9,6 +9,7 @@ are all of one kind has a page a block.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -112,6 +113,9 @@ class AttentionLayout:
     calls: tuple[AttentionCall, ...]
     by_kinds: bool = False
     """Whether layers with a window remember that alone; else all remember every token."""
+    whole: AttentionLayout | None = None
+    """Of a rank's part the whole model's: on every rank a layer lies in the same one of a block's
+    pages, whatever part of its heads is there."""
 
     @property
     def forgets(self) -> bool:
@@ -123,7 +127,29 @@ class AttentionLayout:
 
         Raises `ValueError` if the heads cannot be stored in this type.
         """
-        shapes = {
+        shapes = self._shapes(block_size, storage)
+        columns = (self.whole or self)._columns(block_size, storage)
+        places: dict[int, Place] = {}
+        filled, found = Counter[int](), []
+        for kind, own in self._kinds().items():
+            for layer in own:
+                column = columns[layer]
+                places[layer] = Place(column, filled[column], shapes[layer])
+                filled[column] += places[layer].size
+            found.append(structs.replace(kind, pages=len({columns[layer] for layer in own})))
+        in_order = tuple(map(places.__getitem__, self._owners))
+        return PageLayout(tuple(found), max(filled.values()), in_order)
+
+    def block_bytes(self, block_size: int, storage: torch.dtype) -> int:
+        """Bytes of a block of all kinds; for errors see `pages`."""
+        pages = self.pages(block_size, storage)
+        return pages.num_columns * pages.page_size * storage.itemsize
+
+    def _shapes(
+        self, block_size: int, storage: torch.dtype
+    ) -> dict[int, tuple[int, int, int, int]]:
+        """Of each layer with keys of its own: see `Place`."""
+        return {
             layer: (
                 call.rows_per_token,
                 call.num_kv_heads,
@@ -133,23 +159,20 @@ class AttentionLayout:
             for layer, call in enumerate(self.calls)
             if call.reads is None
         }
-        kinds = self._kinds()
-        sizes = [[math.prod(shapes[layer]) for layer in own] for own in kinds.values()]
-        page_size = _page_size(sizes)
-        places: dict[int, Place] = {}
-        num_columns, found = 0, []
-        for (kind, own), their in zip(kinds.items(), sizes, strict=True):
-            lying = list(_filled(their, page_size))
-            for layer, (page, start) in zip(own, lying, strict=True):
-                places[layer] = Place(num_columns + page, start, shapes[layer])
-            found.append(structs.replace(kind, pages=1 + lying[-1][0]))
-            num_columns += found[-1].pages
-        return PageLayout(tuple(found), page_size, tuple(map(places.__getitem__, self._owners)))
 
-    def block_bytes(self, block_size: int, storage: torch.dtype) -> int:
-        """Bytes of a block of all kinds; for errors see `pages`."""
-        pages = self.pages(block_size, storage)
-        return pages.num_columns * pages.page_size * storage.itemsize
+    def _columns(self, block_size: int, storage: torch.dtype) -> dict[int, int]:
+        """In which of a block's pages each of these layers lies."""
+        shapes = self._shapes(block_size, storage)
+        kinds = list(self._kinds().values())
+        sizes = [[math.prod(shapes[layer]) for layer in own] for own in kinds]
+        page_size = _page_size(sizes)
+        columns: dict[int, int] = {}
+        first = 0
+        for own, their in zip(kinds, sizes, strict=True):
+            pages = [first + page for page in _filled(their, page_size)]
+            columns.update(zip(own, pages, strict=True))
+            first = pages[-1] + 1
+        return columns
 
     @property
     def _owners(self) -> list[int]:
@@ -176,14 +199,14 @@ def _rule(call: AttentionCall) -> Kind:
     return Kind(window=call.sliding_window, chunk=call.chunk)
 
 
-def _filled(sizes: Sequence[int], page_size: int) -> Iterator[tuple[int, int]]:
-    """Of one layer of a kind after the other its page, and where it begins there."""
-    page = start = 0
+def _filled(sizes: Sequence[int], page_size: int) -> Iterator[int]:
+    """Of one layer of a kind after the other its page."""
+    page = end = 0
     for size in sizes:
-        if start + size > page_size:
-            page, start = page + 1, 0
-        yield page, start
-        start += size
+        if end + size > page_size:
+            page, end = page + 1, 0
+        yield page
+        end += size
 
 
 def _page_size(kinds: Sequence[Sequence[int]]) -> int:
@@ -194,7 +217,7 @@ def _page_size(kinds: Sequence[Sequence[int]]) -> int:
     least = max(map(max, kinds))
 
     def cost(page_size: int) -> tuple[float, int, int]:
-        pages = sum(1 + max(page for page, _ in _filled(sizes, page_size)) for sizes in kinds)
+        pages = sum(1 + max(_filled(sizes, page_size)) for sizes in kinds)
         lost = pages * page_size - whole
         return max(lost, _LOST_SHARE * whole), pages, lost
 

@@ -106,17 +106,17 @@ class LeadingModel(PagedModel):
         kv_dtype: KvDtype,
         batch_invariant: bool,
         followers: Followers,
-        whole: AttentionLayout,
+        parts: Sequence[AttentionLayout],
     ) -> None:
-        """Over the first rank's `weights`; `whole` is the layout that all ranks' make up."""
+        """Over the first rank's `weights`; `parts` are the layouts of all ranks."""
         super().__init__(weights, block_size, kv_dtype, batch_invariant)
         self.followers = followers
-        self._whole = whole
+        self._parts = parts
 
     @property
     def block_bytes(self) -> int:
         """Of all ranks together."""
-        return self._whole.block_bytes(self.block_size, self.kv_storage)
+        return sum(part.block_bytes(self.block_size, self.kv_storage) for part in self._parts)
 
     allocate = _led(PagedModel.allocate)
     allocate_host = _led(PagedModel.allocate_host)

@@ -65,7 +65,7 @@ def guessing(config: EngineConfig) -> tuple[EngineCore, DraftModel, Parts]:
     return EngineCore(parts.config, parts.info, runner, drafter=drafter), drafter, parts
 
 
-@pytest.mark.parametrize("family", ["llama", "gpt2"])
+@pytest.mark.parametrize("family", ["llama", "gpt2", "gemma2", "mistral"])
 def test_a_model_that_guesses_for_itself_is_always_right(family: str, tmp_path: Path) -> None:
     model = save_model(family, tmp_path)
     core, drafter, _ = guessing(config_of(tmp_path, tmp_path))
@@ -127,6 +127,32 @@ def test_in_a_small_pool_answers_are_the_same(tmp_path: Path) -> None:
     assert run_to_end(core) == expected
     assert core.stats().preemptions > 0
     assert core.stats().accepted_tokens > 0
+    drafter.check()
+
+
+def test_what_is_longer_than_the_drafts_memory_is_not_guessed_for(tmp_path: Path) -> None:
+    """The model's windows leave room for more tokens than the draft has, which remembers all."""
+    model = save_model("gemma2", tmp_path)
+    block_bytes = 2 * load_parts(config_of(tmp_path, tmp_path)).model.block_bytes
+    few = {"step_token_budget": 24, "kv_memory_bytes": 24 * block_bytes}
+    core, drafter, parts = guessing(config_of(tmp_path, tmp_path, **few))
+    room = parts.info.num_blocks * BLOCK
+    assert room == 24 * BLOCK < parts.info.max_context_tokens
+    assert len(parts.info.kinds) == 2
+    rng = random.Random(5)
+    long, crossing = random_prompt(rng, room + 5), random_prompt(rng, room - 12)
+    for name, prompt in (("crossing", crossing), ("long", long)):
+        core.submit(make_request(name, prompt, max_tokens=24))
+        assert run_to_end(core)[name] == generate(model, prompt, 24)
+        drafter.check()
+    stats = core.stats()
+    assert 0 < stats.accepted_tokens == stats.drafted_tokens <= 12, "none behind its memory's end"
+    prompts = {str(i): random_prompt(rng, rng.randrange(50, 90)) for i in range(4)}
+    for name, prompt in prompts.items():
+        core.submit(make_request(name, prompt, max_tokens=24))
+    expected = {name: generate(model, prompt, 24) for name, prompt in prompts.items()}
+    assert run_to_end(core) == expected, "some have no room to be guessed for"
+    assert core.stats().drafted_tokens > stats.drafted_tokens
     drafter.check()
 
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from engine.api import EngineBroken, SamplingParams
+from engine.api import EVERYTHING, EngineBroken, SamplingParams
 from engine.assembly.assemble import make_core
 from engine.assembly.parts import Parts, load_parts
 from engine.config import EngineConfig
@@ -109,7 +109,8 @@ def check_generated(model: PreTrainedModel, core: EngineCore) -> None:
             core.submit(make_request(str(index), prompt, max_tokens=OUTPUT))
         assert run_to_end(core) == expected, attempt
     stats = core.stats()
-    assert stats.preemptions > 0, "the pool was meant to be too small"
+    if core.info.kinds == (EVERYTHING,):  # else there may be room for all
+        assert stats.preemptions > 0, "the pool was meant to be too small"
     assert stats.cached_tokens > 0
     assert stats.blocks_in_use == 0
 

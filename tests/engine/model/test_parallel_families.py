@@ -17,9 +17,19 @@ from engine.api import EngineError
 from engine.assembly.assemble import make_core
 from engine.assembly.parts import load_parts
 from engine.assembly.process import ProcessEngine
-from tests.engine.model.layers.variants import VARIANTS
+from tests.engine.model.layers.variants import VARIANTS, Variant
 from tests.engine.model.test_model import SMALL, generate, save_model
-from tests.engine.model.test_parallel import check_generated, config_of, leading, save, with_room
+from tests.engine.model.test_parallel import (
+    BLOCK_SIZE,
+    NUM_BLOCKS,
+    OUTPUT,
+    UNEVEN,
+    check_generated,
+    config_of,
+    leading,
+    save,
+    with_room,
+)
 from tests.engine.simulation import make_request, random_prompt, run_to_end
 
 JOINTLY_NORMED = {"olmo2", "olmo3"}
@@ -29,6 +39,32 @@ CUT = {
     if variant[1].get("num_key_value_heads", SMALL["num_key_value_heads"]) != 1
     and variant[0] not in JOINTLY_NORMED
 }
+
+WINDOWED: Variant = (
+    "gemma2",
+    UNEVEN[1]
+    | {
+        "attention_bias": False,
+        "sliding_window": 20,
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+    },
+)
+
+
+def test_pages_behind_windows_are_used_again_on_every_rank(tmp_path: Path) -> None:
+    model = save(WINDOWED, tmp_path)
+    parts = load_parts(with_room(config_of(tmp_path, 2), 0))
+    try:
+        assert len(parts.model.kinds) == 2
+        core, room = make_core(parts), NUM_BLOCKS * BLOCK_SIZE
+        prompt = random_prompt(random.Random(9), room + 40)
+        core.submit(make_request("long", prompt, max_tokens=OUTPUT))
+        assert run_to_end(core)["long"] == generate(model, prompt, OUTPUT)
+        assert core.stats().preemptions == 0
+        check_generated(model, core)
+        assert core.stats().preemptions > 0
+    finally:
+        leading(parts).followers.close()
 
 
 @pytest.mark.exhaustive

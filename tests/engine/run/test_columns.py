@@ -151,11 +151,9 @@ def test_codes_of_every_kind_lie_in_pages_of_their_own(parts: Parts) -> None:
     [
         ({"host_memory_bytes": 2**20}, "the host tier"),
         ({"kept_dir": "kept"}, "kept on disk"),
-        ({"draft_model_path": "small", "speculation": "draft"}, "the draft model"),
-        ({"tensor_parallel": 2}, "tensor parallelism"),
     ],
 )
-def test_what_copies_or_cuts_blocks_has_all_layers_remember_everything(
+def test_what_copies_blocks_has_all_layers_remember_everything(
     options: dict[str, Any], reason: str
 ) -> None:
     assert reason in (_remembers_all(EngineConfig(model_path="model", **options)) or "")

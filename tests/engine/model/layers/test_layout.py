@@ -98,3 +98,24 @@ def test_a_block_takes_what_all_layers_leave_and_what_pages_leave_empty() -> Non
     assert odd.block_bytes(BLOCK, torch.bfloat16) == 2 * layer_bytes * 3 // 2
     together = AttentionLayout(odd.calls)
     assert together.block_bytes(BLOCK, torch.bfloat16) == layer_bytes * 5 // 2
+
+
+def test_on_every_rank_a_layer_lies_in_the_page_that_it_has_in_the_whole() -> None:
+    """Alone, the parts of uneven heads would be laid out otherwise."""
+
+    def layout(narrow: int, wide: int, whole: AttentionLayout | None = None) -> AttentionLayout:
+        calls = (call(heads=wide), *3 * [call(7, heads=narrow)])
+        return AttentionLayout(calls, by_kinds=True, whole=whole)
+
+    def columns(layout: AttentionLayout) -> list[int]:
+        return [place.column for place in layout.pages(BLOCK, torch.bfloat16).places]
+
+    whole = layout(5, 8)
+    parts = [(3, 4), (2, 4)]
+    assert columns(layout(*parts[0])) != columns(whole)
+    for narrow, wide in parts:
+        part = layout(narrow, wide, whole)
+        assert columns(part) == columns(whole)
+        pages = part.pages(BLOCK, torch.bfloat16)
+        assert pages.kinds == whole.pages(BLOCK, torch.bfloat16).kinds
+        assert max(one.start + one.size for one in pages.places) == pages.page_size
