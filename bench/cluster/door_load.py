@@ -31,7 +31,7 @@ from bench.cluster.replica import Pace
 from bench.cluster.routing import Case, Setting, simulate
 from bench.cluster.workloads import load_workload
 from engine.api import EngineStats, TenantStats
-from engine.blocks.listeners import Change
+from engine.blocks.changes import Change
 from engine.serve.kv_events import KVEventBatch, events_of
 
 BLOCK_SIZE: Final = 16

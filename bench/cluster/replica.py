@@ -209,13 +209,20 @@ class Replica(Listener):
             self.pool.register(block, block_hash)
 
     def stored(
-        self, block: int, block_hash: bytes | None, _where: Place | None, _parent: bytes | None
+        self,
+        block: int,
+        block_hash: bytes | None,
+        _where: Place | None,
+        _parent: bytes | None,
+        _kind: int,
     ) -> None:
         """See `Listener`."""
         assert block_hash is not None, "no tails"
         self._stored[block] = block_hash
 
-    def lost(self, block: int, block_hash: bytes | None, _owner: str, _why: Loss | None) -> None:
+    def lost(
+        self, block: int, block_hash: bytes | None, _owner: str, _why: Loss | None, _kind: int
+    ) -> None:
         """See `Listener`."""
         assert block_hash is not None, "no tails"
         self._stored.pop(block, None)

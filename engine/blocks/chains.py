@@ -15,6 +15,7 @@ from typing import Final
 
 from engine.api import ChainPage, ChainPlace, ChainState, EngineRequest
 from engine.blocks.hashing import HASH_BYTES
+from engine.blocks.rows import usable
 from engine.blocks.tiers import Tiers
 
 _BYTES: Final = 1 << 20
@@ -213,29 +214,23 @@ class Chains:
     def _state(self, chain: _Chain) -> ChainState:
         pool, host, size = self._tiers.pool, self._tiers.host, self._tiers.block_size
         leases, now = pool.leases.of(chain.tenant).leases, self._clock()
-        num_found = num_leased = num_references = 0
-        until, num_in_host = now, 0
-        for block_hash in chain:
-            blocks = pool.find([block_hash])
-            if blocks:
-                num_references = pool.references[blocks[0]]
-                lease = leases.get(blocks[0])
-                if lease is not None:
-                    num_leased, until = num_leased + 1, max(until, lease.until)
-            elif host.find([block_hash]):
-                num_in_host += 1
-            else:
-                break
-            num_found += 1
+        hashes = list(chain)
+        found = usable(pool, hashes, size)
+        num_in_host = len(host.find(hashes[len(found) :]))
+        num_leased, until = 0, now
+        for blocks in found:
+            ends = [leases[one].until for one in blocks if one in leases]
+            if ends:
+                num_leased, until = num_leased + 1, max(until, *ends)
         return ChainState(
             number=chain.number,
             conversation=chain.name if isinstance(chain.name, str) else None,
             prompt=chain.prompt,
             tokens=len(chain.hashes) // HASH_BYTES * size,
             shared_tokens=chain.num_shared * size,
-            found_tokens=num_found * size,
+            found_tokens=(len(found) + num_in_host) * size,
             host_tokens=num_in_host * size,
-            references=num_references,
+            references=max((pool.references[one] for one in found[-1]), default=0) if found else 0,
             leased_tokens=num_leased * size,
             lease_seconds=until - now,
             age_seconds=now - chain.begun,

@@ -1,10 +1,10 @@
-"""Who is told what becomes of a pool's blocks: what was lost, what to route by, what to show."""
+"""Who is told what becomes of a pool's blocks: what was lost, what to show."""
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Collection
-from typing import Final, NamedTuple
+from typing import Final
 
 from engine.api import BlockFate, Loss
 from engine.blocks.partial_hits import Place
@@ -17,16 +17,23 @@ class Listener:
     """Is told at once; this one wants to know of nothing."""
 
     def stored(
-        self, block: int, block_hash: bytes | None, where: Place | None, parent: bytes | None
+        self,
+        block: int,
+        block_hash: bytes | None,
+        where: Place | None,
+        parent: bytes | None,
+        kind: int,
     ) -> None:
-        """A block in use can be found that could not; a tail, which has no hash to be asked for, by
-        its tokens alone.
+        """A block of a kind, in use, can be found that could not; a tail, which has no hash to be
+        asked for, by its tokens alone.
 
         `where`, if it is known, says where it stands, and else the hash of its `parent`, which the
         first one has none of.
         """
 
-    def lost(self, block: int, block_hash: bytes | None, owner: str, why: Loss | None) -> None:
+    def lost(
+        self, block: int, block_hash: bytes | None, owner: str, why: Loss | None, kind: int
+    ) -> None:
         """It cannot be found any more. `None`: it has held nothing."""
 
     def touched(self, blocks: Collection[int]) -> None:
@@ -39,57 +46,22 @@ class Losses:
     def __init__(self, num_blocks: int, clock: Callable[[], float]) -> None:
         self._most = _LOSSES_A_BLOCK * num_blocks
         self._clock = clock
-        self._losses: OrderedDict[bytes, tuple[float, Loss]] = OrderedDict()
+        self._losses: OrderedDict[tuple[bytes, int], tuple[float, Loss]] = OrderedDict()
 
-    def add(self, block_hash: bytes, why: Loss) -> None:
+    def add(self, block_hash: bytes, why: Loss, kind: int = 0) -> None:
         """What is found by this hash is lost; whatever was lost by it before is forgotten."""
-        self._losses.pop(block_hash, None)
-        self._losses[block_hash] = self._clock(), why
+        self._losses.pop((block_hash, kind), None)
+        self._losses[block_hash, kind] = self._clock(), why
         if len(self._losses) > self._most:
             self._losses.popitem(last=False)
 
-    def fate(self, block_hash: bytes) -> BlockFate:
+    def fate(self, block_hash: bytes, kind: int = 0) -> BlockFate:
         """What is known of a block that is not there."""
-        loss = self._losses.get(block_hash)
+        loss = self._losses.get((block_hash, kind))
         if loss is None:
             return BlockFate("unknown")
         when, why = loss
         return BlockFate("evicted", self._clock() - when, why)
-
-
-class Change(NamedTuple):
-    """A full block that can be found from now on, or not any more."""
-
-    block_hash: bytes
-    is_stored: bool
-    parent: bytes | None = None
-    """The hash of the stored block before it in its chain; `None`: it is the first."""
-
-
-class Changes(Listener):
-    """What has become findable and what no more, in order: for whoever routes by it."""
-
-    def __init__(self) -> None:
-        self._changes: list[Change] = []
-
-    def stored(
-        self, _block: int, block_hash: bytes | None, where: Place | None, parent: bytes | None
-    ) -> None:
-        """See `Listener`."""
-        if block_hash is not None:
-            parent = parent if where is None else where.parent_hash
-            is_first = parent is None or not any(parent)
-            self._changes.append(Change(block_hash, True, None if is_first else parent))
-
-    def lost(self, _block: int, block_hash: bytes | None, _owner: str, _why: Loss | None) -> None:
-        """See `Listener`."""
-        if block_hash is not None:
-            self._changes.append(Change(block_hash, False))
-
-    def take(self) -> list[Change]:
-        """What has changed since the last call."""
-        changes, self._changes = self._changes, []
-        return changes
 
 
 class Marks(Listener):
@@ -100,13 +72,20 @@ class Marks(Listener):
         """`None`: nobody wants to know."""
 
     def stored(
-        self, block: int, _block_hash: bytes | None, _where: Place | None, _parent: bytes | None
+        self,
+        block: int,
+        _block_hash: bytes | None,
+        _where: Place | None,
+        _parent: bytes | None,
+        _kind: int,
     ) -> None:
         """See `Listener`."""
         if self.blocks is not None:
             self.blocks.add(block)
 
-    def lost(self, block: int, _block_hash: bytes | None, _owner: str, _why: Loss | None) -> None:
+    def lost(
+        self, block: int, _block_hash: bytes | None, _owner: str, _why: Loss | None, _kind: int
+    ) -> None:
         """See `Listener`."""
         if self.blocks is not None:
             self.blocks.add(block)

@@ -52,8 +52,10 @@ class BlockPool:
         self._owners = [""] * num_pages
         self._hashes: list[bytes | None] = [None] * num_pages
         self._by_hash: dict[bytes, int] = {}
-        self._beside: set[int] = set()
-        """Blocks that are found beside others only: tails, and those of other kinds."""
+        self._tails: set[int] = set()
+        """Blocks that are found beside others only."""
+        self._other_kinds: dict[int, int] = {}
+        """The kind of each findable block that is not of the first one."""
         self._sizes = [1] * num_pages
         most = max(kind.pages for kind in kinds)
         self._queue = EvictionQueue(num_pages, eviction, clock, self._listener, self._sizes, most)
@@ -244,8 +246,8 @@ class BlockPool:
 
         With `where`: its first tokens as well, once they are computed. With `owner`: it is this
         tenant's, whoever has allocated it. A tail is partly filled, and found by these alone. The
-        hash of the `parent` is in `where`, too; a first block has none. Listeners are told the hash
-        of blocks of the first `kind`: the others lie beside them.
+        hash of the `parent` is in `where`, too; a first block has none. Blocks of other kinds than
+        the first lie beside that one's.
         """
         assert self._refs[block] > 0, "only a block in use can be registered"
         assert self._hashes[block] is None, "a full block is immutable"
@@ -254,18 +256,23 @@ class BlockPool:
             return
         self._hashes[block] = key
         self._by_hash[key] = block
-        if is_tail or kind:
-            self._beside.add(block)
+        if is_tail:
+            self._tails.add(block)
+        if kind:
+            self._other_kinds[block] = kind
         if owner is not None:
             self._owners[block] = owner
-        if kind:
-            where = None
-        self._listener.stored(block, None if is_tail or kind else block_hash, where, parent)
+        self._listener.stored(block, None if is_tail else block_hash, where, parent, kind)
 
     def hash_of(self, block: int) -> bytes | None:
         """The hash by which the full block of the first kind is found; others, and tails, have none
         that may be asked for."""
-        return None if block in self._beside else self._hashes[block]
+        return None if block in self._other_kinds else self.chain_hash(block)
+
+    def chain_hash(self, block: int) -> bytes | None:
+        """The hash by which the full block is found among those of its kind, whatever it is."""
+        key = None if block in self._tails else self._hashes[block]
+        return key if key is None or block not in self._other_kinds else key[:-1]
 
     def reserve(self, owner: str, count: int) -> None:
         """Keep up to `count` cached pages of `owner` from being evicted for others."""
@@ -335,7 +342,8 @@ class BlockPool:
             "hashes and map disagree",
         )
         _require(all(map(known.__contains__, self._queue.leases.blocks)), "a lease of nothing")
-        _require(self._beside <= known.keys(), "a forgotten block lies beside others")
+        beside = self._tails | self._other_kinds.keys()
+        _require(beside <= known.keys(), "a forgotten block lies beside others")
 
     def check_some(self, first: int, end: int) -> None:
         """Verify what can be told of blocks number `first ... end` alone, and of as many free ones.
@@ -373,11 +381,12 @@ class BlockPool:
         self._queue.add_free(pages)
 
     def _forget(self, block: int, key: bytes, why: Loss | None) -> None:
-        block_hash = self.hash_of(block)
+        block_hash = self.chain_hash(block)
         self._hashes[block] = None
         del self._by_hash[key]
-        self._beside.discard(block)
-        self._listener.lost(block, block_hash, self._owners[block], why)
+        self._tails.discard(block)
+        kind = self._other_kinds.pop(block, 0)
+        self._listener.lost(block, block_hash, self._owners[block], why, kind)
 
 
 def _key(block_hash: bytes, kind: int) -> bytes:

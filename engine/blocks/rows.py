@@ -244,3 +244,9 @@ def longest(
         blocks = [pool.find([hashes[one]], number)[0] for one in window]
         rows[number] = [HOLE] * window.start + blocks
     return rows, whole if found else count
+
+
+def usable(pool: BlockPool, hashes: Sequence[bytes], block_size: int) -> list[list[int]]:
+    """Of each block of a chain that a hit could use, those of all kinds that it needs there."""
+    rows, _ = longest(pool, hashes, 0, block_size)
+    return [[one for one in blocks if one != HOLE] for blocks in zip(*rows, strict=True)]

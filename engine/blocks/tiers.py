@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import time
+from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterable, Sequence
 
 from engine.api import EVERYTHING, BlockFate, Kind, Loss
+from engine.blocks.changes import Changes
 from engine.blocks.eviction_policy import Eviction
-from engine.blocks.listeners import Changes, Listener, Losses, Marks
+from engine.blocks.listeners import Listener, Losses, Marks
 from engine.blocks.partial_hits import PartialHits, Place
 from engine.blocks.pool import BlockPool, InvariantError
+from engine.blocks.rows import usable
 from engine.blocks.transfers import TransferQueue
 
 
@@ -64,7 +67,7 @@ class Tiers(Listener):
         kinds: Sequence[Kind] = (EVERYTHING,),
     ) -> None:
         """`clock` tells the seconds by which leases end. `changes`, if somebody wants to know, are
-        told what is found on the device. Only blocks of a page each have slots.
+        told what hits find on the device. Only blocks of a page each have slots.
         """
         self.block_size = block_size
         self.clock = clock
@@ -85,14 +88,49 @@ class Tiers(Listener):
         fresh, self.fresh = self.fresh, set()
         return fresh
 
-    def fates(self, hashes: Iterable[bytes]) -> list[BlockFate]:
-        """Of each block: whether it can be found, or else what is known of its loss."""
-        return [
-            BlockFate("present")
-            if self.pool.find([one]) or self.host.find([one])
-            else self._losses.fate(one)
-            for one in hashes
+    def fates(self, hashes: Sequence[bytes]) -> list[BlockFate]:
+        """Of each block of a chain, from its first one on: whether it can be found and, where kinds
+        forget, be hit; or else what is known of the loss of what is missing.
+        """
+        num_hit = len(usable(self.pool, hashes, self.block_size))
+        missing = (self.miss(hashes, index) for index in range(num_hit, len(hashes)))
+        return [BlockFate("present")] * num_hit + list(missing)
+
+    def miss(self, hashes: Sequence[bytes], index: int) -> BlockFate:
+        """What is known of the first block, of whatever kind, without which none could go on behind
+        number `index` of a chain, had it those before it of kinds that see everything.
+        """
+        num_tokens = (index + 1) * self.block_size
+        lacked = [
+            (one, number)
+            for number, kind in enumerate(self.pool.kinds)
+            for one in (kind.seen(num_tokens, self.block_size) if kind.forgets else (index,))
+            if not self._is_there(hashes[one], number)
         ]
+        if not lacked:
+            return BlockFate("present")
+        first, number = min(lacked)
+        return self._losses.fate(hashes[first], number)
+
+    def roughly_found(self, hashes: Sequence[bytes]) -> int:
+        """About how many blocks of a chain would be hit: by a few look-ups, as if there were no
+        gaps, neither in what there is of the chain nor of a window.
+        """
+        count = len(hashes)
+        for number, kind in enumerate(self.pool.kinds):
+            while seen := kind.seen(count * self.block_size, self.block_size):
+                end = bisect_left(
+                    seen, True, key=lambda one: not self._is_there(hashes[one], number)
+                )
+                is_all, count = end == len(seen), seen.start + end
+                if is_all or not kind.forgets:
+                    break
+        return count
+
+    def _is_there(self, block_hash: bytes, kind: int) -> bool:
+        """Whether a block of a kind can be found."""
+        found = self.pool.find([block_hash], kind) or (kind == 0 and self.host.find([block_hash]))
+        return bool(found)
 
     def check(self) -> None:
         """Verify every invariant in O(blocks). Raises `InvariantError`."""
@@ -106,26 +144,33 @@ class Tiers(Listener):
             raise InvariantError(str(error)) from error
 
     def stored(
-        self, block: int, block_hash: bytes | None, where: Place | None, parent: bytes | None
+        self,
+        block: int,
+        block_hash: bytes | None,
+        where: Place | None,
+        parent: bytes | None,
+        kind: int,
     ) -> None:
         """See `Listener`."""
         self.fresh.add(block)
-        if where is not None:
+        if where is not None and kind == 0:
             self.partial_hits.add(block, where)
         self._mark((block,))
         if self.changes is not None:
-            self.changes.stored(block, block_hash, where, parent)
+            self.changes.stored(block, block_hash, where, parent, kind)
 
-    def lost(self, block: int, block_hash: bytes | None, owner: str, why: Loss | None) -> None:
+    def lost(
+        self, block: int, block_hash: bytes | None, owner: str, why: Loss | None, kind: int
+    ) -> None:
         """See `Listener`; what the pool evicts moves to the host tier."""
         self.fresh.discard(block)
         self.partial_hits.drop(block)
         self._mark((block,))
         if self.changes is not None:
-            self.changes.lost(block, block_hash, owner, why)
+            self.changes.lost(block, block_hash, owner, why, kind)
         if block_hash is None or why is None:
             return
-        self._losses.add(block_hash, why)
+        self._losses.add(block_hash, why, kind)
         if why == "deleted" or not self.host.num_pages:
             return
         slot = self.host.keep(block_hash, owner)

@@ -328,10 +328,10 @@ class Lifecycle:
                 sequence.first_hit = found
 
     def _note_miss(self, admission: ComputeAdmission, hashes: list[bytes]) -> None:
-        """Keep what is known of the first block that was not found: soon it is there again."""
+        """Keep what is known of the first block that a hit lacked: soon it is there again."""
         index = admission.num_cached // self.block_size
-        for fate in self.tiers.fates(hashes[index : index + 1]):
-            admission.group.missed = fate
+        if index < len(hashes):
+            admission.group.missed = self.tiers.miss(hashes, index)
         admission.group.admitted_at = self.tiers.clock()
 
     def _save(self, group: SequenceGroup) -> Saved | None:

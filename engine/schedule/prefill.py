@@ -348,9 +348,7 @@ class PrefillPlanner:
             return group.num_tokens - group.num_scored
         tiers, sequence = self._lifecycle.tiers, group.unfinished[0]
         hashes = sequence.table.prefix_hashes(sequence.token_ids)
-        num_found = bisect_left(
-            hashes, True, key=lambda one: not (tiers.pool.find([one]) or tiers.host.find([one]))
-        )
+        num_found = tiers.roughly_found(hashes)
         if 0 < num_found < len(hashes) and any(
             other.prefill and other.prefill[0].table.next_hash == hashes[num_found]
             for other in self._lifecycle.running.values()

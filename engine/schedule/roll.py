@@ -15,6 +15,7 @@ from msgspec import structs
 
 from engine.api import ChainBreak, ChainPlace, RequestState, Roll
 from engine.blocks.chains import Chains
+from engine.blocks.rows import usable
 from engine.blocks.tiers import Tiers
 from engine.sequences.group import Saved, SequenceGroup
 
@@ -69,7 +70,9 @@ class RollKeeper:
     def _places(self, cell: int) -> list[ChainPlace]:
         pool, slots = self._tiers.pool, self._tiers.host
         books, index = (pool, cell) if cell < pool.num_pages else (slots, cell - pool.num_pages)
-        block_hash = books.hash_of(index) if index < books.num_pages else None
+        if index >= books.num_pages:
+            return []
+        block_hash = books.chain_hash(books.block_on[index])
         return [] if block_hash is None else self._chains.places(block_hash)
 
     def note_end(self, group: SequenceGroup) -> None:
@@ -99,9 +102,7 @@ class RollKeeper:
         each = max(1, most // len(group.sequences))
         if group.request_id in self._running:
             lines = [blocks[:each] for blocks in group.blocks]
-            described = self._described(
-                group, "running", max(len(one.table.blocks) for one in group.sequences)
-            )
+            described = self._described(group, "running", max(map(len, group.blocks)))
             return self._with_lines(described, lines, Counter(chain.from_iterable(lines)))
         state: Literal["preempted", "waiting"] = "preempted" if group.was_preempted else "waiting"
         if group.saved is not None:
@@ -122,11 +123,12 @@ class RollKeeper:
         ]
 
     def _with_found(self, state: RequestState, hashes: list[bytes], most: int) -> RequestState:
-        """With the cells where blocks with these hashes are found, as far as they all are."""
-        blocks = self._tiers.pool.find(hashes[:most])
-        slots = self._tiers.host.find(hashes[len(blocks) : most])
+        """With the cells of the blocks with these hashes, as far as a hit could use them."""
+        found = usable(self._tiers.pool, hashes[:most], self._tiers.block_size)
+        slots = self._tiers.host.find(hashes[len(found) : most])
         first = self._tiers.pool.num_pages
-        return self._with_lines(state, [blocks + [first + slot for slot in slots]], {})
+        cells = [*chain.from_iterable(found), *(first + slot for slot in slots)]
+        return self._with_lines(state, [cells], {})
 
     def _with_lines(
         self, state: RequestState, lines: list[list[int]], own: Mapping[int, int]

@@ -22,7 +22,7 @@ from engine.api import (
     StepOutOfMemory,
     TokenDelta,
 )
-from engine.blocks.listeners import Changes
+from engine.blocks.changes import changes_of
 from engine.blocks.pool import InvariantError
 from engine.blocks.tiers import Tiers
 from engine.blocks.wall import Wall
@@ -75,7 +75,7 @@ class EngineCore:
             info.block_size,
             config.eviction,
             clock,
-            None if config.kv_events is None else Changes(),
+            None if config.kv_events is None else changes_of(info.kinds, info.block_size),
             info.kinds,
         )
         recovery = SwapOrRecompute(config.recovery, costs)

@@ -22,7 +22,7 @@ import msgspec
 import zmq
 
 from engine.api import EngineError
-from engine.blocks.listeners import Change, Changes
+from engine.blocks.changes import Change, Changes
 from engine.blocks.tiers import Tiers
 from engine.config import EngineConfig
 

@@ -10,6 +10,8 @@ class Told(Listener):
     def __init__(self) -> None:
         self.losses: list[tuple[int, bytes, str, Loss]] = []
 
-    def lost(self, block: int, block_hash: bytes | None, owner: str, why: Loss | None) -> None:
+    def lost(
+        self, block: int, block_hash: bytes | None, owner: str, why: Loss | None, _kind: int
+    ) -> None:
         if block_hash is not None and why is not None:
             self.losses.append((block, block_hash, owner, why))

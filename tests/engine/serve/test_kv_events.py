@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from engine.api import EngineError
-from engine.blocks.listeners import Change, Changes
+from engine.blocks.changes import Change, Changes
 from engine.config import EngineConfig
 from engine.serve.kv_events import AllBlocksCleared, KVEventBatch, KVEventPublisher, events_of
 from tests.engine.simulation import make_request, simulated_core

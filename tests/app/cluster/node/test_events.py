@@ -14,7 +14,7 @@ from msgspec import structs
 from app.cluster.messages import Blocks
 from app.cluster.node.events import Follower
 from app.cluster.routing.index import PrefixIndex
-from engine.blocks.listeners import Changes
+from engine.blocks.changes import Changes
 from engine.blocks.pool import BlockPool
 from engine.config import EngineConfig
 from engine.serve.core import EngineCore
