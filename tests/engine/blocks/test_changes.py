@@ -157,3 +157,75 @@ def test_what_is_told_of_is_told_behind_what_it_follows() -> None:
 
 def test_where_all_is_remembered_all_that_is_there_is_told() -> None:
     assert not isinstance(changes_of((EVERYTHING,), 4), ResumableChanges)
+
+
+@pytest.mark.parametrize("kinds", [HYBRID, WINDOWS, CHUNKS, MANY])
+def test_a_few_look_ups_tell_about_what_will_be_found(
+    kinds: tuple[Kind, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reader = Reader(kinds, 60)
+    prompt = random_prompt(random.Random(1), 78)
+    said = prompt + reader.run("first", prompt, 9)
+    tiers, pool = reader.core.scheduler.tiers, reader.core.scheduler.pool
+    num_looked_up, is_there = 0, tiers._is_there
+
+    def counted(block_hash: bytes, kind: int) -> bool:
+        nonlocal num_looked_up
+        num_looked_up += 1
+        return is_there(block_hash, kind)
+
+    monkeypatch.setattr(tiers, "_is_there", counted)
+    for more in (0, 3, 40, 800):
+        hashes = reader.hashes(said[:-1] + random_prompt(random.Random(2), more))
+        found = len(usable(pool, hashes, 4))
+        assert found >= len(said[:-1]) // 4
+        num_looked_up = 0
+        assert tiers.roughly_found(hashes) == found
+        assert num_looked_up < 40 + more // 4
+    assert tiers.roughly_found(reader.hashes(random_prompt(random.Random(3), 100))) == 0
+
+
+def test_a_window_that_is_gone_is_why_a_prompt_was_not_found() -> None:
+    reader = Reader(HYBRID, 60)
+    prompt = random_prompt(random.Random(1), 42)
+    reader.run("first", prompt)
+    pool, tiers = reader.core.scheduler.pool, reader.core.scheduler.tiers
+    hashes = reader.hashes(prompt)
+    assert {one.state for one in tiers.fates(hashes)} == {"present"}
+    pool.forget(pool.find(hashes[8:9], 1), "own_quota")
+    # Behind ten blocks a window reaches into the ninth.
+    assert len(usable(pool, hashes, 4)) == 8
+    fates = [(one.state, one.why) for one in tiers.fates(hashes)]
+    assert fates == [("present", None)] * 8 + [("evicted", "own_quota")] * 2
+    reader.core.submit(make_request("again", prompt, max_tokens=9))
+    reader.core.step()
+    (told,) = reader.core.roll().requests
+    assert told.broke is not None
+    assert (told.broke.why, told.broke.evicted_by) == ("evicted", "own_quota")
+
+
+@pytest.mark.parametrize("kinds", [HYBRID, WINDOWS, MANY])
+def test_operators_are_told_what_hits_can_use(kinds: tuple[Kind, ...]) -> None:
+    reader = Reader(kinds, 60)
+    core, prompt = reader.core, random_prompt(random.Random(1), 78)
+    core.roll()
+    core.submit(make_request("first", prompt, max_tokens=1, conversation="c"))
+    while core.scheduler.lifecycle.live:
+        core.step()
+        for one in core.roll().requests:
+            if one.state == "running":
+                assert one.num_blocks == len(one.lines[0])
+    pool, lifecycle = core.scheduler.pool, core.scheduler.lifecycle
+    (chain,) = lifecycle.chains.page("a").chains
+    assert chain.found_tokens == chain.tokens == 76
+    (ended,) = core.roll().requests
+    held = [block for blocks in usable(pool, reader.hashes(prompt), 4) for block in blocks]
+    assert ended.lines == [held]
+    last = pool.find(reader.hashes(prompt)[-1:], len(kinds) - 1)
+    (place,) = core.roll(cell=pool.pages_of(last[0])[-1]).places
+    assert (place.conversation, place.number) == ("c", 19)
+    pool.forget(last)
+    pool.forget(pool.find(reader.hashes(prompt)[12:13], len(kinds) - 1))
+    (ended,) = core.roll().requests
+    assert ended.lines != [held]
+    assert lifecycle.chains.page("a").chains[0].found_tokens == 4 * reader.found(prompt) < 76
