@@ -82,7 +82,8 @@ def _most_pages(request: EngineRequest, info: EngineInfo) -> int:
     """
     prompt, output = len(request.prompt), request.sampling.max_tokens
     if output == 0:
-        return info.pages_for(prompt, prompt)
+        # They share even the last block, and what all of them see last is held from the beginning.
+        return info.pages_for(prompt + -prompt % info.block_size, prompt, request.num_lines)
     again = info.pages_for(prompt, prompt - prompt % info.block_size)
     together = info.pages_for(prompt, prompt + output, request.num_lines)
     return together + again * _may_part(request, info)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
@@ -83,14 +84,14 @@ class TransferQueue:
         self.copy(source, target)
 
     def give_back(self, blocks: Iterable[int]) -> None:
-        """Somebody is about to release these blocks: copies to them are not wanted any more, and
-        what is to be copied from them to others stays as it is until then.
+        """Somebody is about to release these blocks: copies to those that nobody else holds are not
+        wanted any more, and what is to be copied from them to others stays as it is until then.
         """
         if not self._sources:
             return
-        given = set(blocks)
+        given = Counter(blocks)
         for target, source in list(self._sources.items()):
-            if target in given:
+            if given[target] and given[target] == self._pool.references[target]:
                 del self._sources[target]
                 if target in self._kept:
                     self._pool.release([self._kept.pop(target)])

@@ -192,6 +192,9 @@ class PrefillPlanner:
             step.failed += self._lifecycle.fail(group)
         else:
             self._lifecycle.preempt(group)
+        # Some of its sequences may have been about to decode.
+        running = self._lifecycle.running
+        step.decoding = [one for one in step.decoding if one.request_id in running]
 
     def next_waiting(self, passed: set[str], allowance: HashAllowance) -> SequenceGroup | None:
         """The group to be admitted next, of tenants that are not `passed` over.

@@ -28,3 +28,15 @@ def test_a_copy_that_is_not_wanted_any_more_holds_nothing() -> None:
         queue.give_back([block])
         pool.release([block])
     assert (pool.num_in_use, queue.sources, queue.held_blocks) == (0, [], [])
+
+
+def test_a_copy_is_wanted_for_as_long_as_anybody_holds_its_target() -> None:
+    pool = BlockPool(4)
+    queue = TransferQueue(pool, HostTier(0))
+    source, target = pool.allocate(2, "a")
+    queue.copy(source, target)
+    pool.acquire([target])
+    for copies in ([source], []):
+        queue.give_back([target])
+        pool.release([target])
+        assert queue.sources == copies

@@ -105,7 +105,8 @@ class SchedulerMachine(RuleBasedStateMachine):
             lease_share=self.rng.choice([0.3, 1.0]),
             clock=lambda: self.now,
         )
-        self.capacity = min(self.core.info.max_context_tokens, 8 * num_blocks)
+        # Layers that all forget set no limit.
+        self.capacity = min(self.core.info.max_context_tokens, 200)
         self.heads = [random_prompt(self.rng, self.capacity // 2) for _ in range(2)]
         self.shares = {tenant: TenantShare() for tenant in "abc"}
         self.requests: dict[str, EngineRequest] = {}
