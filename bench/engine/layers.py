@@ -28,7 +28,7 @@ from bench.common.traces import (
 from bench.registry import BenchError, Result
 from engine.api import Kind
 from engine.blocks.pool import BlockPool
-from engine.blocks.rows import HOLE, Rows, longest
+from engine.blocks.rows import HOLE, Found, Lookup, Rows
 from engine.model.layers.layout import AttentionCall, AttentionLayout, PageLayout
 
 MEMORY: Final = 20 << 30
@@ -188,7 +188,7 @@ class _Replayed:
     all_blocks: float
 
 
-_Longest = Callable[[BlockPool, Sequence[bytes], int, int], tuple[list[list[int]], int]]
+_Longest = Callable[[BlockPool, Sequence[bytes], int], Found]
 
 
 def _replay(
@@ -199,8 +199,8 @@ def _replay(
     num_blocks = ids * TOKENS_PER_ID // block_size
     num_bytes = num_blocks * uniform.page_size
     systems: list[tuple[PageLayout, _Longest]] = [
-        (pages, longest),
-        (uniform, longest),
+        (pages, _longest),
+        (uniform, _longest),
         (pages, _all_blocks),
     ]
     parts = []
@@ -222,18 +222,20 @@ def _chains(prompts: Sequence[Prompt], block_size: int) -> Iterator[list[bytes]]
         yield [(one * each + index).to_bytes(16) for one in prompt for index in range(each)]
 
 
-def _all_blocks(
-    pool: BlockPool, hashes: Sequence[bytes], _: int, __: int
-) -> tuple[list[list[int]], int]:
+def _longest(pool: BlockPool, hashes: Sequence[bytes], block_size: int) -> Found:
+    return Lookup(pool).longest(hashes, 0, block_size)
+
+
+def _all_blocks(pool: BlockPool, hashes: Sequence[bytes], _: int) -> Found:
     found = [pool.find(hashes, number) for number in range(len(pool.kinds))]
     count = min(map(len, found))
-    return [row[:count] for row in found], count
+    return Found([row[:count] for row in found], [], count)
 
 
 def _serve(pool: BlockPool, chain: list[bytes], block_size: int, find: _Longest) -> int:
     """What the scheduler does with the blocks of one prompt; returns how many it found."""
     rows = Rows(pool, block_size, _OWNER)
-    hits, alike = find(pool, chain[:-1], 0, block_size)
+    hits, _, alike = find(pool, chain[:-1], block_size)
     pool.acquire([block for row in hits for block in row if block != HOLE])
     found, length = len(hits[0]), len(chain)
     rows.admit(length, hits, [range(0)] * len(hits))

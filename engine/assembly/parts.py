@@ -93,7 +93,7 @@ def load_parts(config: EngineConfig, tell: Callable[[str], None] = lambda _: Non
         if draft is not None:
             draft.allocate(num_blocks + 1)
     with memory_for(f"{config.host_memory_bytes >> 20} MiB behind it", "lower host_memory"):
-        model.allocate_host(num_host_blocks)
+        model.allocate_host(num_host_blocks * model.pages.num_columns)
     info = _info(config, model, fingerprint, num_blocks, block_bytes)
     size, ends = info.vocab_size, info.eos_token_ids
     vocabulary = load_vocabulary(Path(config.model_path), size, ends)
@@ -106,8 +106,6 @@ def load_parts(config: EngineConfig, tell: Callable[[str], None] = lambda _: Non
 
 def _remembers_all(config: EngineConfig) -> str | None:
     """What has all layers remember every token, whatever they see, in words."""
-    if config.host_memory_bytes:
-        return "the host tier"
     if config.kept_dir is not None:
         return "blocks that are kept on disk"
     return None
@@ -195,7 +193,7 @@ def _info(
         block_bytes=block_bytes,
         num_pages=len(model.memory) - 1,
         kinds=model.kinds,
-        num_host_blocks=len(model.host_memory),
+        num_host_blocks=len(model.host_memory) // model.pages.num_columns,
         step_tokens=step_size(config).tokens,
         max_context_tokens=context_limit(config, model),
         max_running_sequences=step_size(config).sequences,

@@ -237,6 +237,11 @@ class EvictionQueue:
             self._num_cached -= size
             self.add_cached(block, owner, key)
 
+    @property
+    def has_passed(self) -> bool:
+        """Whether there are passed blocks: one of them goes next."""
+        return bool(self._passed)
+
     def is_passed(self, block: int) -> bool:
         """Whether the block is cached, and was passed."""
         return block in self._passed

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
+from itertools import chain
 from typing import Final
 
 from engine.api import BlockFate, Loss
@@ -30,6 +31,10 @@ class Listener:
         `where`, if it is known, says where it stands, and else the hash of its `parent`, which the
         first one has none of.
         """
+
+    def evicted(self, block: int) -> None:
+        """It is about to be lost for its memory, though a hit might have needed it: its layers had
+        not passed it. All is still known of it."""
 
     def lost(
         self, block: int, block_hash: bytes | None, owner: str, why: Loss | None, kind: int
@@ -65,11 +70,13 @@ class Losses:
 
 
 class Marks(Listener):
-    """The blocks whose books have changed since somebody took them from `blocks`."""
+    """The pages of blocks whose books have changed since somebody took them from `pages`."""
 
-    def __init__(self) -> None:
-        self.blocks: set[int] | None = None
+    def __init__(self, pages_of: Callable[[int], Iterable[int]]) -> None:
+        """Of several pages each one is another cell."""
+        self.pages: set[int] | None = None
         """`None`: nobody wants to know."""
+        self._pages_of = pages_of
 
     def stored(
         self,
@@ -80,17 +87,15 @@ class Marks(Listener):
         _kind: int,
     ) -> None:
         """See `Listener`."""
-        if self.blocks is not None:
-            self.blocks.add(block)
+        self.touched((block,))
 
     def lost(
         self, block: int, _block_hash: bytes | None, _owner: str, _why: Loss | None, _kind: int
     ) -> None:
         """See `Listener`."""
-        if self.blocks is not None:
-            self.blocks.add(block)
+        self.touched((block,))
 
     def touched(self, blocks: Collection[int]) -> None:
         """See `Listener`."""
-        if self.blocks is not None:
-            self.blocks.update(blocks)
+        if self.pages is not None:
+            self.pages.update(chain.from_iterable(map(self._pages_of, blocks)))

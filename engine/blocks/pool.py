@@ -53,9 +53,7 @@ class BlockPool:
         self._hashes: list[bytes | None] = [None] * num_pages
         self._by_hash: dict[bytes, int] = {}
         self._tails: set[int] = set()
-        """Blocks that are found beside others only."""
-        self._other_kinds: dict[int, int] = {}
-        """The kind of each findable block that is not of the first one."""
+        self._kinds_of = [0] * num_pages
         self._sizes = [1] * num_pages
         most = max(kind.pages for kind in kinds)
         self._queue = EvictionQueue(num_pages, eviction, clock, self._listener, self._sizes, most)
@@ -68,6 +66,8 @@ class BlockPool:
         """The block that each page is of; a free page's own number."""
         self.sizes: Sequence[int] = self._sizes
         """How many pages each of these blocks has."""
+        self.kinds_of: Sequence[int] = self._kinds_of
+        """The number of each one's kind."""
         self.references: Sequence[int] = self._refs
         """How many hold each block."""
         self.owners: Sequence[str] = self._owners
@@ -185,6 +185,7 @@ class BlockPool:
             if size > 1:
                 self._place(block, pages)
             self._sizes[block] = size
+            self._kinds_of[block] = kind
             self._refs[block] = 1
             self._owners[block] = owner
             blocks.append(block)
@@ -258,8 +259,6 @@ class BlockPool:
         self._by_hash[key] = block
         if is_tail:
             self._tails.add(block)
-        if kind:
-            self._other_kinds[block] = kind
         if owner is not None:
             self._owners[block] = owner
         self._listener.stored(block, None if is_tail else block_hash, where, parent, kind)
@@ -267,12 +266,12 @@ class BlockPool:
     def hash_of(self, block: int) -> bytes | None:
         """The hash by which the full block of the first kind is found; others, and tails, have none
         that may be asked for."""
-        return None if block in self._other_kinds else self.chain_hash(block)
+        return None if self._kinds_of[block] or block in self._tails else self._hashes[block]
 
     def chain_hash(self, block: int) -> bytes | None:
-        """The hash by which the full block is found among those of its kind, whatever it is."""
+        """The hash by which the full block is found among those of its kind; tails have none."""
         key = None if block in self._tails else self._hashes[block]
-        return key if key is None or block not in self._other_kinds else key[:-1]
+        return key if key is None or self._kinds_of[block] == 0 else key[:-1]
 
     def reserve(self, owner: str, count: int) -> None:
         """Keep up to `count` cached pages of `owner` from being evicted for others."""
@@ -342,8 +341,7 @@ class BlockPool:
             "hashes and map disagree",
         )
         _require(all(map(known.__contains__, self._queue.leases.blocks)), "a lease of nothing")
-        beside = self._tails | self._other_kinds.keys()
-        _require(beside <= known.keys(), "a forgotten block lies beside others")
+        _require(self._tails <= known.keys(), "a tail is of nothing")
 
     def check_some(self, first: int, end: int) -> None:
         """Verify what can be told of blocks number `first ... end` alone, and of as many free ones.
@@ -362,9 +360,12 @@ class BlockPool:
 
     def _evict(self, owner: str) -> None:
         """Free the cached block whose memory `owner` would get next."""
+        was_passed = self._queue.has_passed
         block = self._queue.evict(owner)
         key = self._hashes[block]
         assert key is not None, "what is cached has a hash"
+        if not was_passed:
+            self._listener.evicted(block)
         self._forget(block, key, self._queue.emptied(block))
         self._free(block)
 
@@ -385,8 +386,7 @@ class BlockPool:
         self._hashes[block] = None
         del self._by_hash[key]
         self._tails.discard(block)
-        kind = self._other_kinds.pop(block, 0)
-        self._listener.lost(block, block_hash, self._owners[block], why, kind)
+        self._listener.lost(block, block_hash, self._owners[block], why, self._kinds_of[block])
 
 
 def _key(block_hash: bytes, kind: int) -> bytes:

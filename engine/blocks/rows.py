@@ -7,8 +7,9 @@ computed; beyond their end it may hold blocks for others that are to go on from 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
-from typing import Final
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, NamedTuple
 
 from engine.api import Kind
 from engine.blocks.pool import BlockPool
@@ -23,6 +24,45 @@ message is edited or asked anew, and an answer is repeated otherwise than it was
 _SHARE: Final = 8
 """Windows that are kept on the way, where any sequence may part from this one, take an eighth of
 what kinds that see everything take. So they are the rarer the larger they are."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outline:
+    """Which blocks rows have where: mere names, once these are given back."""
+
+    rows: list[list[int]]
+    """By kind."""
+    ahead: list[dict[int, int]]
+    """By kind and index, what is held beyond the row's end."""
+    first: list[int]
+    """By kind, the first block that was not given back."""
+
+    def names(self) -> dict[int, int]:
+        """Each block's kind, in the order of each kind."""
+        kinds = enumerate(zip(self.rows, self.first, self.ahead, strict=True))
+        return {
+            block: number
+            for number, (row, first, ahead) in kinds
+            for block in (*row[first:], *ahead.values())
+            if block != HOLE
+        }
+
+    def behind(self, num_blocks: int) -> set[int]:
+        """Those behind so many."""
+        ahead = (block for row in self.ahead for block in row.values())
+        return {*ahead, *(block for row in self.rows for block in row[num_blocks:])} - {HOLE}
+
+    def promised(self, kinds: Sequence[Kind], num_tokens: int, block_size: int, step: int) -> int:
+        """Pages that are to come until `num_tokens` are computed, `step` at a time, at most at a
+        time beyond what is here: in kinds that forget, whose rows grow as that goes on.
+        """
+        pages = 0
+        for kind, row, first, ahead in zip(kinds, self.rows, self.first, self.ahead, strict=True):
+            if kind.forgets:
+                left = max(0, -(-num_tokens // block_size) - len(row) - len(ahead))
+                most = kind.blocks_for(num_tokens, block_size, step)
+                pages += kind.pages * min(left, max(0, most - (len(row) - first)))
+        return pages
 
 
 class Rows:
@@ -54,23 +94,55 @@ class Rows:
         all_of_them = (one for row, first, ahead in rows for one in (*row[first:], *ahead.values()))
         return [block for block in all_of_them if block != HOLE]
 
-    def admit(self, num_blocks: int, held: Sequence[list[int]], ahead: Sequence[range]) -> None:
+    @property
+    def _here(self) -> Outline:
+        return Outline(self.rows, self._ahead, self._first)
+
+    def outline(self, num_computed: int) -> Outline:
+        """What it has, but for what no layer sees any more behind so many tokens."""
+        rows, first = [list(row) for row in self.rows], list(self._first)
+        for number, row in enumerate(rows):
+            behind = self._behind(number, num_computed)
+            row[behind.start : behind.stop] = [HOLE] * len(behind)
+            first[number] = max(first[number], behind.stop)
+        return Outline(rows, [dict(ahead) for ahead in self._ahead], first)
+
+    def resume(self, outline: Outline, blocks: Mapping[int, int]) -> None:
+        """Take over the blocks that have these names now, with a reference each."""
+        assert not self.blocks
+        blocks = {**blocks, HOLE: HOLE}
+        self.rows = [[blocks[name] for name in row] for row in outline.rows]
+        self._ahead = [{i: blocks[name] for i, name in row.items()} for row in outline.ahead]
+        self._first = list(outline.first)
+
+    def admit(
+        self,
+        num_blocks: int,
+        held: Sequence[list[int]],
+        ahead: Sequence[range],
+        filled: Sequence[Collection[int]] = (),
+    ) -> None:
         """Take `num_blocks` of kinds that see everything; by kind `held` are the first ones.
 
         Of kinds that forget only those of the indices `ahead` that lie behind `held`. `held` may
-        have holes, and come with a reference each, which are taken over.
+        have holes, of which those at indices `filled` get blocks, too; its blocks come with a
+        reference each, which are taken over.
         """
         assert not self.blocks
-        for number, (kind, row) in enumerate(zip(self._kinds, held, strict=True)):
+        for number, (kind, found) in enumerate(zip(self._kinds, held, strict=True)):
+            row = list(found)
+            holes = filled[number] if filled else ()
+            for index, block in zip(holes, self._take(len(holes), number), strict=True):
+                row[index] = block
             wanted = range(num_blocks) if not kind.forgets else ahead[number]
             indices = range(max(len(row), wanted.start), wanted.stop)
-            new = self._pool.allocate(len(indices), self._owner, number)
+            new = self._take(len(indices), number)
             if kind.forgets:
-                self.rows[number] = list(row)
                 self._ahead[number] = dict(zip(indices, new, strict=True))
                 self._first[number] = next((i for i, b in enumerate(row) if b != HOLE), len(row))
             else:
-                self.rows[number] = [*row, *new]
+                row += new
+            self.rows[number] = row
 
     def fork(self, other: Rows) -> None:
         """Share all blocks of `other`."""
@@ -90,14 +162,7 @@ class Rows:
     def promised(self, num_tokens: int, step: int) -> int:
         """Pages that it may come to hold until `num_tokens` are computed, `step` at a time, beyond
         what it holds."""
-        pages = 0
-        parts = zip(self._kinds, self.rows, self._first, self._ahead, strict=True)
-        for kind, row, first, ahead in parts:
-            if kind.forgets:
-                left = max(0, -(-num_tokens // self._block_size) - len(row) - len(ahead))
-                most = kind.blocks_for(num_tokens, self._block_size, step)
-                pages += kind.pages * min(left, max(0, most - (len(row) - first)))
-        return pages
+        return self._here.promised(self._kinds, num_tokens, self._block_size, step)
 
     def first(self, wanted: Sequence[range]) -> list[list[int]]:
         """By kind, the wanted blocks behind holes."""
@@ -197,6 +262,9 @@ class Rows:
         kind, size = self._kinds[number], self._block_size
         return range(kind.seen(first, size).start, kind.seen(last, size).stop)
 
+    def _take(self, count: int, kind: int) -> list[int]:
+        return self._pool.allocate(count, self._owner, kind)
+
     def _behind(self, number: int, num_computed: int) -> range:
         kind = self._kinds[number]
         if not kind.forgets:
@@ -214,39 +282,83 @@ def _spacing(kinds: Sequence[Kind], block_size: int) -> int:
     return max(1, -(-_SHARE * own // (each * block_size))) * block_size
 
 
-def longest(
-    pool: BlockPool, hashes: Sequence[bytes], num_before: int, block_size: int
-) -> tuple[list[list[int]], int]:
-    """By kind, the blocks from which a sequence can go on behind `num_before` that it shares.
+class Found(NamedTuple):
+    """From where a sequence can go on; all rows are as long."""
 
-    They are as many as all kinds can serve: those that forget need the blocks of their window
-    alone, behind holes, and what of it is shared is taken for granted. Beside them how many blocks
-    the kinds that see everything have.
+    rows: list[list[int]]
+    """By kind, blocks of the pool, behind holes where none are needed."""
+    slots: list[dict[int, int]]
+    """By kind and index, what the host tier has in place of holes."""
+    num_alike: int
+    """How many blocks the kinds that see everything have."""
+
+
+class Lookup:
+    """Finds the blocks of a chain that a sequence can go on from: in the pool or, where this has
+    none, in the host tier, if there is one.
     """
-    kinds = list(enumerate(pool.kinds))
-    found = {number: pool.find(hashes, number) for number, kind in kinds if not kind.forgets}
-    whole = count = min(map(len, found.values()), default=len(hashes))
-    forgetting = [(number, kind) for number, kind in kinds if kind.forgets]
 
-    def needed(kind: Kind, count: int) -> range:
-        seen = kind.seen((num_before + count) * block_size, block_size)
-        return range(max(0, seen.start - num_before), count)
+    def __init__(self, pool: BlockPool, host: BlockPool | None = None) -> None:
+        self._pool = pool
+        self._host = host
 
-    def gap(number: int, kind: Kind, count: int) -> int:
-        window = reversed(needed(kind, count))
-        return next((one for one in window if not pool.find([hashes[one]], number)), -1)
+    def longest(self, hashes: Sequence[bytes], num_before: int, block_size: int) -> Found:
+        """What the sequence can go on from behind `num_before` blocks that it shares.
 
-    while count and (last := max((gap(*one, count) for one in forgetting), default=-1)) >= 0:
-        count = last
-    rows = [found[number][:count] if number in found else list[int]() for number, _ in kinds]
-    for number, kind in forgetting:
-        window = needed(kind, count)
-        blocks = [pool.find([hashes[one]], number)[0] for one in window]
-        rows[number] = [HOLE] * window.start + blocks
-    return rows, whole if found else count
+        They are as many as all kinds can serve: those that forget need the blocks of their window
+        alone, and what of it is shared is taken for granted.
+        """
+        kinds = list(enumerate(self._pool.kinds))
+        rows: list[list[int]] = [[] for _ in kinds]
+        slots: list[dict[int, int]] = [{} for _ in kinds]
+        whole = [number for number, kind in kinds if not kind.forgets]
+        for number in whole:
+            rows[number] = self._pool.find(hashes, number)
+            if self._host is not None:
+                self._add(rows[number], slots[number], hashes, len(hashes), number)
+        alike = count = min((len(rows[number]) for number in whole), default=len(hashes))
+        forgetting = [(number, kind) for number, kind in kinds if kind.forgets]
+
+        def needed(kind: Kind, count: int) -> range:
+            seen = kind.seen((num_before + count) * block_size, block_size)
+            return range(max(0, seen.start - num_before), count)
+
+        def gap(number: int, kind: Kind, count: int) -> int:
+            window = reversed(needed(kind, count))
+            return next((one for one in window if not self._has(hashes[one], number)), -1)
+
+        while count and (last := max((gap(*one, count) for one in forgetting), default=-1)) >= 0:
+            count = last
+        for number in whole:
+            del rows[number][count:]
+            slots[number] = {i: slot for i, slot in slots[number].items() if i < count}
+        for number, kind in forgetting:
+            rows[number] = [HOLE] * needed(kind, count).start
+            self._add(rows[number], slots[number], hashes, count, number)
+        return Found(rows, slots, alike)
+
+    def _has(self, block_hash: bytes, kind: int) -> bool:
+        key = [block_hash]
+        if self._pool.find(key, kind):
+            return True
+        return self._host is not None and bool(self._host.find(key, kind))
+
+    def _add(
+        self, row: list[int], slots: dict[int, int], hashes: Sequence[bytes], end: int, kind: int
+    ) -> None:
+        """Add to a row what comes next, up to its `end`, until it is found nowhere."""
+        for index in range(len(row), end):
+            found = self._pool.find([hashes[index]], kind)
+            if not found and self._host is not None:
+                for slot in self._host.find([hashes[index]], kind):
+                    slots[index] = slot
+                    found = [HOLE]
+            if not found:
+                break
+            row += found
 
 
 def usable(pool: BlockPool, hashes: Sequence[bytes], block_size: int) -> list[list[int]]:
     """Of each block of a chain that a hit could use, those of all kinds that it needs there."""
-    rows, _ = longest(pool, hashes, 0, block_size)
+    rows = Lookup(pool).longest(hashes, 0, block_size).rows
     return [[one for one in blocks if one != HOLE] for blocks in zip(*rows, strict=True)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Final
 
 from engine.api import Namespaces
@@ -17,7 +17,7 @@ from engine.blocks.hashing import (
 from engine.blocks.leases import LeaseTerms
 from engine.blocks.partial_hits import Place, place
 from engine.blocks.pool import BlockPool
-from engine.blocks.rows import HOLE, NEAR, Rows
+from engine.blocks.rows import HOLE, NEAR, Outline, Rows
 
 _FAR: Final = 1 << 62
 """No sequence is so long."""
@@ -140,13 +140,17 @@ class BlockTable:
         return self._place(known, num_blocks)
 
     def admit(
-        self, num_tokens: int, held: Sequence[list[int]], ahead: Sequence[range] = ()
+        self,
+        num_tokens: int,
+        held: Sequence[list[int]],
+        ahead: Sequence[range] = (),
+        filled: Sequence[Collection[int]] = (),
     ) -> None:
         """Take the blocks for `num_tokens` tokens; see `Rows.admit`. Whoever computes them seals
         them. Others of the same prompt are likely to go on where `held` ends.
         """
         num_held = min(map(len, held))
-        self.held.admit(-(-num_tokens // self._block_size), held, ahead)
+        self.held.admit(-(-num_tokens // self._block_size), held, ahead, filled)
         self.num_sealed = min(num_held, num_tokens // self._block_size)
         self.parts_behind(num_held)
 
@@ -154,20 +158,22 @@ class BlockTable:
         """Another sequence is known that has so many blocks in common."""
         self._ends.add((num_blocks * self._block_size, num_blocks * self._block_size))
 
-    def resume(self, blocks: list[int], num_sealed: int) -> None:
-        """Take over `blocks`, with a reference each, in place of those given back before."""
-        self.held.admit(len(blocks), [blocks], ())
+    def resume(self, outline: Outline, blocks: Mapping[int, int], num_sealed: int) -> None:
+        """Take over `blocks`, by their names, with a reference each, in place of those given back
+        before.
+        """
+        self.held.resume(outline, blocks)
         self.num_sealed = num_sealed
 
-    def restore(self, index: int, token_ids: Sequence[int], owner: str) -> None:
+    def restore(self, index: int, token_ids: Sequence[int], owner: str, kind: int = 0) -> None:
         """Block number `index` holds again what it was sealed with, computed for `owner`."""
         self.num_sealed = max(self.num_sealed, index + 1)
-        block = self.blocks[index]
+        block = self.rows[kind][index]
         is_kept = self.keeps((index + 1) * self._block_size)
-        if is_kept and self.pool.hash_of(block) is None:
+        if is_kept and self.pool.hashes[block] is None:
             self._extend_hashes(token_ids)
-            where = self._place(token_ids, index)
-            self.pool.register(block, self._hashes[index], where, owner)
+            where = None if kind else self._place(token_ids, index)
+            self.pool.register(block, self._hashes[index], where, owner, kind=kind)
 
     @property
     def next_hash(self) -> bytes | None:

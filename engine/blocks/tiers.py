@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from bisect import bisect_left
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from engine.api import EVERYTHING, BlockFate, Kind, Loss
 from engine.blocks.changes import Changes
@@ -19,38 +19,40 @@ from engine.blocks.transfers import TransferQueue
 class HostTier(BlockPool):
     """Blocks in host memory, by the same rules as in the pool; none if there is no memory for them.
 
-    A *slot* holds one block. Cached blocks move here when the pool evicts them and stay findable by
-    their hash; swapped requests leave their blocks here until they come back. So a slot, like a
-    block, is free, held or cached, has an owner, and is evicted least recently used first. The tier
-    counts; the copies are the step's transfers.
+    A *slot* holds one block, and is of its kind: it has as many pages. Cached blocks move here when
+    the pool evicts them and stay findable by their hash; swapped requests leave their blocks here
+    until they come back. So a slot, like a block, is free, held or cached, has an owner, and is
+    evicted least recently used first. The tier counts; the copies are the step's transfers.
     """
 
-    def __init__(self, num_slots: int, listener: Listener | None = None) -> None:
-        super().__init__(num_slots, "lru", listener=listener)
+    def __init__(self, num_pages: int, kinds: Sequence[Kind] = (EVERYTHING,)) -> None:
+        self.marks = Marks(self.pages_of)
+        super().__init__(num_pages, "lru", listener=self.marks, kinds=kinds)
 
-    def take(self, owner: str, block_hash: bytes | None = None) -> int:
-        """A slot for a block of `owner`, to be held until `release`; evicts a cached one.
+    def take(self, owner: str, block_hash: bytes | None = None, kind: int = 0) -> int:
+        """A slot for a block of `owner`, to be held until `release`; evicts cached ones.
 
         With `block_hash`, which is not here yet, the slot can be found by others.
         """
-        assert block_hash is None or not self.find([block_hash]), "the block is here already"
-        (slot,) = self.allocate(1, owner)
+        assert block_hash is None or not self.find([block_hash], kind), "the block is here already"
+        (slot,) = self.allocate(1, owner, kind)
         if block_hash is not None:
-            self.register(slot, block_hash)
+            self.register(slot, block_hash, kind=kind)
         return slot
 
-    def keep(self, block_hash: bytes, owner: str) -> int | None:
+    def keep(self, block_hash: bytes, owner: str, kind: int = 0) -> int | None:
         """The slot, held, that a block which the pool evicts is to be copied to.
 
-        `None` if it is here already, which makes it the most recently used one, or if every slot
-        is held.
+        `None` if it is here already, which makes it the most recently used one, or if too many
+        slots are held.
         """
-        present = self.find([block_hash])
+        present = self.find([block_hash], kind)
         if present:
             self.acquire(present)
             self.release(present)
             return None
-        return self.take(owner, block_hash) if self.can_allocate(1, owner) else None
+        has_room = self.can_allocate(self.kinds[kind].pages, owner)
+        return self.take(owner, block_hash, kind) if has_room else None
 
 
 class Tiers(Listener):
@@ -59,7 +61,7 @@ class Tiers(Listener):
     def __init__(
         self,
         num_pages: int,
-        num_slots: int,
+        num_host_pages: int,
         block_size: int,
         eviction: Eviction = "arc",
         clock: Callable[[], float] = time.monotonic,
@@ -67,15 +69,15 @@ class Tiers(Listener):
         kinds: Sequence[Kind] = (EVERYTHING,),
     ) -> None:
         """`clock` tells the seconds by which leases end. `changes`, if somebody wants to know, are
-        told what hits find on the device. Only blocks of a page each have slots.
+        told what hits find on the device.
         """
         self.block_size = block_size
         self.clock = clock
         self.changes = changes
-        self.marks, self.host_marks = Marks(), Marks()
         self.partial_hits = PartialHits()
         self.pool = BlockPool(num_pages, eviction, clock, self, kinds)
-        self.host = HostTier(num_slots, self.host_marks)
+        self.marks = Marks(self.pool.pages_of)
+        self.host = HostTier(num_host_pages, kinds)
         self.transfers = TransferQueue(self.pool, self.host)
         self.incoming: list[int] = []
         """Blocks that are held while they, or what continues them, are read from disk."""
@@ -129,8 +131,8 @@ class Tiers(Listener):
 
     def _is_there(self, block_hash: bytes, kind: int) -> bool:
         """Whether a block of a kind can be found."""
-        found = self.pool.find([block_hash], kind) or (kind == 0 and self.host.find([block_hash]))
-        return bool(found)
+        key = [block_hash]
+        return bool(self.pool.find(key, kind) or self.host.find(key, kind))
 
     def check(self) -> None:
         """Verify every invariant in O(blocks). Raises `InvariantError`."""
@@ -155,34 +157,37 @@ class Tiers(Listener):
         self.fresh.add(block)
         if where is not None and kind == 0:
             self.partial_hits.add(block, where)
-        self._mark((block,))
+        self.marks.touched((block,))
         if self.changes is not None:
             self.changes.stored(block, block_hash, where, parent, kind)
 
-    def lost(
-        self, block: int, block_hash: bytes | None, owner: str, why: Loss | None, kind: int
-    ) -> None:
-        """See `Listener`; what the pool evicts moves to the host tier."""
-        self.fresh.discard(block)
-        self.partial_hits.drop(block)
-        self._mark((block,))
-        if self.changes is not None:
-            self.changes.lost(block, block_hash, owner, why, kind)
-        if block_hash is None or why is None:
+    def evicted(self, block: int) -> None:
+        """See `Listener`: it moves to the host tier.
+
+        What layers have passed does not. Each token of an answer passes some, so that every step
+        would copy, and push out what a hit needs, for hits that end where hardly any do.
+        """
+        pool = self.pool
+        block_hash = pool.chain_hash(block)
+        if block_hash is None or not self.host.num_pages:
             return
-        self._losses.add(block_hash, why, kind)
-        if why == "deleted" or not self.host.num_pages:
-            return
-        slot = self.host.keep(block_hash, owner)
+        slot = self.host.keep(block_hash, pool.owners[block], pool.kinds_of[block])
         if slot is not None:
             self.transfers.swap_out(block, slot)
             self.host.release([slot])
 
+    def lost(
+        self, block: int, block_hash: bytes | None, owner: str, why: Loss | None, kind: int
+    ) -> None:
+        """See `Listener`."""
+        self.fresh.discard(block)
+        self.partial_hits.drop(block)
+        self.marks.touched((block,))
+        if self.changes is not None:
+            self.changes.lost(block, block_hash, owner, why, kind)
+        if block_hash is not None and why is not None:
+            self._losses.add(block_hash, why, kind)
+
     def touched(self, blocks: Collection[int]) -> None:
         """See `Listener`."""
-        self._mark(blocks)
-
-    def _mark(self, blocks: Iterable[int]) -> None:
-        """Of several pages each one is another cell."""
-        if self.marks.blocks is not None:
-            self.marks.blocks.update(page for one in blocks for page in self.pool.pages_of(one))
+        self.marks.touched(blocks)

@@ -11,16 +11,16 @@ from engine.blocks.pool import BlockPool
 
 @dataclass(frozen=True, slots=True)
 class Transfers:
-    """Moves of whole blocks, done in this order before the forward pass, each list in one call.
+    """Moves of whole pages, done in this order before the forward pass, each list in one call.
 
-    They read what earlier steps have computed, never what the same step computes. No block and no
-    slot is a target twice.
+    They read what earlier steps have computed, never what the same step computes. No page, here or
+    in the host's memory, is a target twice.
     """
 
     swap_outs: list[tuple[int, int]] = field(default_factory=list)
-    """(block, host slot)"""
+    """(page, page of the host's)"""
     swap_ins: list[tuple[int, int]] = field(default_factory=list)
-    """(host slot, block)"""
+    """(page of the host's, page)"""
     copies: list[tuple[int, int]] = field(default_factory=list)
     """(source page, target page)"""
 
@@ -37,6 +37,8 @@ class TransferQueue:
         self._host = host
         self._swap_outs: list[tuple[int, int]] = []
         self._swap_ins: list[tuple[int, int]] = []
+        self._filled: set[int] = set()
+        """The blocks that are to be copied from slots."""
         self._sources: dict[int, int] = {}
         self._kept: dict[int, int] = {}
         """Of these copies (source by target) the queue holds the source, which was given back."""
@@ -44,7 +46,9 @@ class TransferQueue:
         self.held_slots: list[int] = []
         self._written_slots: list[int] = []
         self.num_swapped_out = 0
+        """Pages."""
         self.num_swapped_in = 0
+        """Pages."""
 
     @property
     def held_blocks(self) -> list[int]:
@@ -61,17 +65,24 @@ class TransferQueue:
         """Whether blocks are to be copied to the host that may be somebody else's by now."""
         return bool(self._swap_outs)
 
+    def fills(self, blocks: Iterable[int]) -> bool:
+        """Whether some of these are to be copied from slots, and do not hold anything before."""
+        return not self._filled.isdisjoint(blocks)
+
     def swap_out(self, block: int, slot: int) -> None:
         """Copy a block, as it was before this step, to a slot."""
         self._hold_slot(slot)
         self._written_slots.append(slot)
-        # What a copy of this same step is to put there is still where it comes from.
-        self._swap_outs.append((self._sources.get(block, block), slot))
+        # What a copy of this same step is to put there is still where it comes from. The pages are
+        # those of now: by the step they may be of another block.
+        source = self._sources.get(block, block)
+        self._swap_outs += _pages(self._pool, source, self._host, slot)
 
     def swap_in(self, slot: int, block: int) -> None:
         """Copy a slot, as it is after this step's swaps to the host, to a block."""
         self._hold_slot(slot)
-        self._swap_ins.append((slot, block))
+        self._swap_ins += _pages(self._host, slot, self._pool, block)
+        self._filled.add(block)
 
     def copy(self, source: int, target: int) -> None:
         """Copy a block, whose holders call `give_back` before they release it."""
@@ -86,10 +97,15 @@ class TransferQueue:
     def give_back(self, blocks: Iterable[int]) -> None:
         """Somebody is about to release these blocks: copies to those that nobody else holds are not
         wanted any more, and what is to be copied from them to others stays as it is until then.
+        What slots are to fill stays, too, so that nothing else goes there.
         """
-        if not self._sources:
+        if not (self._sources or self._filled):
             return
         given = Counter(blocks)
+        filled = given.keys() & self._filled
+        self._filled -= filled
+        self._pool.acquire(filled)
+        self._held_blocks += filled
         for target, source in list(self._sources.items()):
             if given[target] and given[target] == self._pool.references[target]:
                 del self._sources[target]
@@ -101,16 +117,14 @@ class TransferQueue:
 
     def take(self) -> Transfers:
         """Everything since the last call."""
-        copies = [pages for pair in self._sources.items() for pages in self._pages(*pair)]
+        copies: list[tuple[int, int]] = []
+        for target, source in self._sources.items():
+            copies += _pages(self._pool, source, self._pool, target)
         transfers = Transfers(self._swap_outs, self._swap_ins, copies)
         self.num_swapped_out += len(self._swap_outs)
         self.num_swapped_in += len(self._swap_ins)
         self._forget_queued()
         return transfers
-
-    def _pages(self, target: int, source: int) -> Iterator[tuple[int, int]]:
-        """What is copied of a block: (source page, target page)."""
-        return zip(self._pool.pages_of(source), self._pool.pages_of(target), strict=True)
 
     def settle(self) -> None:
         """The step has been computed: let go of what its transfers held."""
@@ -126,9 +140,16 @@ class TransferQueue:
 
     def _forget_queued(self) -> None:
         self._held_blocks += self._kept.values()
-        self._swap_outs, self._swap_ins = [], []
+        self._swap_outs, self._swap_ins, self._filled = [], [], set()
         self._sources, self._kept = {}, {}
 
     def _hold_slot(self, slot: int) -> None:
         self._host.acquire([slot])
         self.held_slots.append(slot)
+
+
+def _pages(
+    pool: BlockPool, source: int, other: BlockPool, target: int
+) -> Iterator[tuple[int, int]]:
+    """What is copied of a block: (source page, target page)."""
+    return zip(pool.pages_of(source), other.pages_of(target), strict=True)

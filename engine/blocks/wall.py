@@ -5,10 +5,10 @@ last one, as they are now: who asks late gets the changes of all that time in on
 kept for it but a mark a cell. What a frame holds is bounded; where more has changed the cells take
 turns, by their numbers. While nobody watches, the pools note nothing.
 
-The cells are the pool's pages, each of which shows its block, and behind them the slots of the host
-tier. A frame, whose numbers are varints (LEB128):
+The cells are the pool's pages, each of which shows its block, and behind them those of the host
+tier, each of which shows its slot. A frame, whose numbers are varints (LEB128):
 
-    flags, number of pages, number of slots, cells yet to be told,
+    flags, number of pages, number of the host's, cells yet to be told,
     number of new owners, and each one's length in bytes and name in UTF-8,
     then to its end the cells: how many are left out since the last one told, state, and
         with RUN: how many more of the cells behind it are alike,
@@ -88,7 +88,7 @@ class Wall:
     def __init__(self, tiers: Tiers, pins: Pins) -> None:
         self._pool = tiers.pool
         self._slots = tiers.host
-        self._marks = (tiers.marks, tiers.host_marks)
+        self._marks = (tiers.marks, tiers.host.marks)
         self._pins = pins
         self._clock = tiers.clock
         self._watchers: dict[str, _Watcher] = {}
@@ -117,7 +117,7 @@ class Wall:
         self._watchers.pop(name, None)
         if not self._watchers:
             for marks in self._marks:
-                marks.blocks = None
+                marks.pages = None
 
     def lapse(self) -> None:
         """Take those that have not asked for long to look no more."""
@@ -128,7 +128,7 @@ class Wall:
     def _begin(self, name: str) -> _Watcher:
         if not self._watchers:
             for marks in self._marks:
-                marks.blocks = set()
+                marks.pages = set()
         watcher = self._watchers[name] = _Watcher(np.ones(len(self), dtype=np.bool_), len(self))
         return watcher
 
@@ -148,11 +148,11 @@ class Wall:
         return bytes(frame + cells)
 
     def _cells(self, numbers: list[int]) -> list[_Cell]:
-        """What is in the books of the blocks on these pages and, behind the pages, slots."""
+        """What is in the books of the blocks on these pages and, behind them, those of slots."""
         first = self._pool.num_pages
         num_pages = bisect_left(numbers, first)
         blocks = [self._pool.block_on[page] for page in numbers[:num_pages]]
-        slots = [number - first for number in numbers[num_pages:]]
+        slots = [self._slots.block_on[number - first] for number in numbers[num_pages:]]
         books = _look(self._pool, blocks) + _look(self._slots, slots)
         leased, pinned = self._pool.leases.blocks, self._pins.references
         flags: Iterable[int] = repeat(0)
@@ -171,8 +171,8 @@ class Wall:
         _ = self._pool.leases  # those that are due end
         changed: list[int] = []
         for marks, first in zip(self._marks, (0, self._pool.num_pages), strict=True):
-            changed += (first + block for block in marks.blocks or ())
-            marks.blocks = set()
+            changed += (first + page for page in marks.pages or ())
+            marks.pages = set()
         for watcher in self._watchers.values():
             watcher.pending[changed] = True
 

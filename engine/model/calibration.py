@@ -32,7 +32,7 @@ MOST_KEYS = _CONTEXT
 _FEW_ROWS = 8
 _FEW_KEYS = 256
 _COPIED_BYTES = 32 << 20
-_MAX_COPIED_BLOCKS = 16
+_MAX_COPIED_PAGES = 16
 _REPEATS = range(2, 5)
 """The fastest counts; what takes long is repeated less often."""
 _LONG_SECONDS = 0.1
@@ -114,16 +114,16 @@ def _pages(model: PagedModel, num_tokens: int) -> npt.NDArray[np.int32]:
 
 
 def _copy_cost(model: PagedModel, copy: Callable[[Sequence[tuple[int, int]]], None]) -> CopyCost:
-    """From one block, and from as many as are quickly copied, scattered as they are in use."""
-    most = min(_MAX_COPIED_BLOCKS, max(2, _COPIED_BYTES // model.page_bytes))
+    """From one page, and from as many as are quickly copied, scattered as they are in use."""
+    most = min(_MAX_COPIED_PAGES, max(2, _COPIED_BYTES // model.page_bytes))
     count = min(most, len(model.memory), len(model.host_memory))
     moves = list(zip(range(count), reversed(range(count)), strict=True))
     many = _fastest(model, lambda: copy(moves))
     if count == 1:
         return CopyCost(0.0, many)
     one = _fastest(model, lambda: copy(moves[:1]))
-    per_block = max(0.0, many - one) / (count - 1)
-    return CopyCost(max(0.0, one - per_block), per_block)
+    per_page = max(0.0, many - one) / (count - 1)
+    return CopyCost(max(0.0, one - per_page), per_page)
 
 
 def _compute_cost(model: PagedModel, step_tokens: int, max_context_tokens: int) -> ComputeCost:

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass, field, replace
 
 from engine.blocks.partial_hits import PartialHit
-from engine.blocks.rows import HOLE, Rows, longest
+from engine.blocks.rows import HOLE, Found, Lookup, Rows
 from engine.blocks.tiers import Tiers
 from engine.schedule.swap_or_recompute import SwapOrRecompute
 from engine.sequences.group import SequenceGroup
@@ -69,9 +69,9 @@ class Start:
     num_shared: int
     """How many blocks it takes from the sequence before it."""
     rows: list[list[int]]
-    """Cached blocks behind those, by kind, behind holes where it needs none."""
-    slots: list[int]
-    """Host slots behind those, whose blocks are brought back."""
+    """Cached blocks behind those, by kind, behind holes where it needs none; all as long."""
+    slots: list[dict[int, int]]
+    """By kind, and by the index of a hole, host slots whose blocks are brought back there."""
     partial_hit: PartialHit | None
     """What comes next."""
     beside: tuple[int, ...] = ()
@@ -98,7 +98,7 @@ class Start:
     @property
     def num_ready_blocks(self) -> int:
         """Full blocks that need no computation of its own."""
-        return self.num_shared + min(map(len, self.rows), default=0) + len(self.slots)
+        return self.num_shared + len(self.rows[0])
 
     def num_ready(self, block_size: int) -> int:
         """Tokens that need no computation of its own."""
@@ -132,7 +132,7 @@ class ComputeAdmission(Admission):
     @property
     def slots(self) -> list[int]:
         """See `Admission`."""
-        return [slot for start in self.starts for slot in start.slots]
+        return [slot for start in self.starts for row in start.slots for slot in row.values()]
 
     def without_partial_hits(self, block_size: int) -> ComputeAdmission:
         """See `Admission`."""
@@ -152,7 +152,8 @@ class ComputeAdmission(Admission):
             held = before.first(start.shared)
             pool.acquire([block for row in held for block in row if block != HOLE])
             rows = [[*row, *hits] for row, hits in zip(held, start.rows, strict=True)]
-            table.admit(num_tokens, rows, start.kept)
+            filled = [[start.num_shared + index for index in row] for row in start.slots]
+            table.admit(num_tokens, rows, start.kept, filled)
             table.parts_behind(start.parts_behind)
             _bring_back(start, tiers)
             sequence.num_cached = sequence.num_computed = start.num_ready(tiers.block_size)
@@ -165,10 +166,11 @@ class ComputeAdmission(Admission):
 def _bring_back(start: Start, tiers: Tiers) -> None:
     """Fill new blocks of a sequence from the host, and one from the beginning of another block."""
     sequence, table = start.sequence, start.sequence.table
-    first = start.num_shared + len(start.rows[0])
-    for index, slot in enumerate(start.slots, first):
-        tiers.transfers.swap_in(slot, table.blocks[index])
-        table.restore(index, sequence.token_ids, tiers.host.owners[slot])
+    for kind, slots in enumerate(start.slots):
+        for index, slot in slots.items():
+            own = start.num_shared + index
+            tiers.transfers.swap_in(slot, table.rows[kind][own])
+            table.restore(own, sequence.token_ids, tiers.host.owners[slot], kind)
     if start.partial_hit is not None:
         index = start.num_ready_blocks
         table.held.grow(index + 1)
@@ -215,7 +217,8 @@ def _starts(
         if tokens == before:
             num_blocks = -(-len(tokens) // tiers.block_size)
             nothing = [list[int]() for _ in tiers.pool.kinds]
-            starts.append(Start(sequence, num_blocks, nothing, [], None, is_fork=True))
+            no_slots = [dict[int, int]() for _ in tiers.pool.kinds]
+            starts.append(Start(sequence, num_blocks, nothing, no_slots, None, is_fork=True))
             continue
         num_shared = _common_blocks(before, tokens, tiers.block_size)
         # Cached blocks tell no scores; the last known token is never taken from the cache.
@@ -245,7 +248,8 @@ def _has(starts: list[Start], number: int, index: int) -> bool:
         if index >= start.num_ready_blocks:
             return True
         if index >= start.num_shared:
-            return start.rows[number][index - start.num_shared] != HOLE
+            own = index - start.num_shared
+            return start.rows[number][own] != HOLE or own in start.slots[number]
     return False
 
 
@@ -269,15 +273,15 @@ def _pages(start: Start, tiers: Tiers, step: int) -> int:
     if start.is_fork:
         return 0
     size, num_tokens, pages = tiers.block_size, start.sequence.num_tokens, 0
-    for kind, row, kept in zip(tiers.pool.kinds, start.rows, start.kept, strict=True):
-        num_found = start.num_shared + len(row)
+    num_found = start.num_ready_blocks
+    for kind, slots, kept in zip(tiers.pool.kinds, start.slots, start.kept, strict=True):
         missing = -(-num_tokens // size) - num_found
         if kind.forgets:
             held = num_found - kind.seen(num_found * size, size).start
             most = max(0, kind.blocks_for(num_tokens, size, step) - held)
             most += max(0, kept.stop - max(kept.start, num_found))
             missing = min(missing, most)
-        pages += kind.pages * missing
+        pages += kind.pages * (missing + len(slots))
     return pages
 
 
@@ -293,22 +297,36 @@ def _start(
     """
     tokens, table = sequence.token_ids, sequence.table
     hashes = table.prefix_hashes(known)[num_shared:]
-    rows, num_alike = longest(tiers.pool, hashes, num_shared, tiers.block_size)
-    num_hits = len(rows[0])
-    slots = tiers.host.find(hashes[num_hits:])
-    present = (num_shared + num_hits) * tiers.block_size
-    back = present + len(slots) * tiers.block_size
-    if slots and not recovery.should_bring_back(
-        len(slots), (present, len(tokens) - present), (back, len(tokens) - back)
-    ):
-        slots = []
-    place = table.next_place(known, num_shared + num_hits + len(slots))
+    found = _found(hashes, num_shared, len(tokens), tiers, recovery)
+    place = table.next_place(known, num_shared + len(found.rows[0]))
     partial_hit = None if place is None else tiers.partial_hits.longest(place)
     beside = () if partial_hit is None else tuple(tiers.pool.beside(partial_hit.block))
     if len(beside) < len(tiers.pool.kinds) - 1 or not tiers.fresh.isdisjoint(beside):
         partial_hit = None  # a step copies what earlier ones have computed
-    alike = num_shared + num_alike
-    return Start(sequence, num_shared, rows, slots, partial_hit, beside, parts_behind=alike)
+    alike = num_shared + found.num_alike
+    return Start(
+        sequence, num_shared, found.rows, found.slots, partial_hit, beside, parts_behind=alike
+    )
+
+
+def _found(
+    hashes: list[bytes], num_shared: int, num_tokens: int, tiers: Tiers, recovery: SwapOrRecompute
+) -> Found:
+    """What is found in the pool and, where copies are cheaper than computing the same, the host
+    tier, of a sequence of so many tokens.
+    """
+    pool, host, size = tiers.pool, tiers.host, tiers.block_size
+    found = Lookup(pool, host if host.num_pages else None).longest(hashes, num_shared, size)
+    slots = [slot for row in found.slots for slot in row.values()]
+    if not slots:
+        return found
+    present = Lookup(pool).longest(hashes, num_shared, size)
+    without, having = (
+        (start, num_tokens - start)
+        for start in ((num_shared + len(one.rows[0])) * size for one in (present, found))
+    )
+    is_cheaper = recovery.should_bring_back(host.count(slots), without, having)
+    return found if is_cheaper else present
 
 
 def _common_blocks(one: list[int], other: list[int], block_size: int) -> int:

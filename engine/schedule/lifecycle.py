@@ -51,7 +51,7 @@ class Lifecycle:
         self.running: dict[str, SequenceGroup] = {}
         self.num_preemptions = 0
         self.num_recomputed = 0
-        self.num_host_hits = 0
+        self.num_host_hit_pages = 0
         self.num_in_block_tokens = 0
         self.num_prompt_tokens = 0
         self.num_cached_tokens = 0
@@ -82,7 +82,7 @@ class Lifecycle:
         """What a waiting group needs to run, given what is cached now."""
         if group.saved is None:
             return compute_admission(group, self.tiers, self.recovery, self.step_tokens)
-        return swapping.swap_admission(group, group.saved, self.tiers)
+        return swapping.swap_admission(group, group.saved, self.tiers, self.step_tokens)
 
     def price(self, admission: Admission) -> float:
         """What it adds to the tenant's counter."""
@@ -322,7 +322,7 @@ class Lifecycle:
             if not first.request.num_generated:  # else an earlier engine has counted them
                 self.num_prompt_tokens += first.num_prompt_tokens
                 self.num_cached_tokens += found
-            self.num_host_hits += len(admission.slots)
+            self.num_host_hit_pages += self.tiers.host.count(admission.slots)
             self.num_in_block_tokens += sum(hit.num_tokens for hit in admission.partial_hits)
             for sequence in admission.group.sequences:
                 sequence.first_hit = found
@@ -344,11 +344,13 @@ class Lifecycle:
             return None  # other rotary factors make other KV
         if not self.tiers.host.num_pages:
             return None
-        blocks = swapping.contents(group, self.block_size)
-        if not blocks or not swapping.can_save(blocks, self.tiers):
+        held = swapping.contents(group, self.block_size)
+        if not held.blocks or not swapping.can_save(held, self.tiers):
             return None
-        way = self.recovery.way_back(swapping.loss(group, blocks, self.tiers))
-        return swapping.save(group, blocks, self.tiers) if way == "swap" else None
+        if self.transfers.fills(held.blocks):
+            return None  # it has just come back, and is not there yet
+        way = self.recovery.way_back(swapping.loss(group, held, self.tiers))
+        return swapping.save(group, held, self.tiers) if way == "swap" else None
 
     def _restart(self, group: SequenceGroup) -> None:
         """Forget what a group without blocks has computed."""

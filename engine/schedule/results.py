@@ -171,7 +171,8 @@ def undo(plans: list[StepPlan], lifecycle: Lifecycle, keep: Collection[int]) -> 
         for sequence in group.sequences:
             sequence.num_drawn = 0
         lifecycle.preempt(group, may_swap=False)
-    lost = {slot for plan in plans for _, slot in plan.transfers.swap_outs}
+    # A slot's number is its first page, and what has no slot's number is nothing to forget.
+    lost = {page for plan in plans for _, page in plan.transfers.swap_outs}
     for group in lifecycle.live.values():
         if group.saved is not None and not lost.isdisjoint(group.saved.slots.values()):
             lifecycle.forget_saved(group)

@@ -106,7 +106,7 @@ class RollKeeper:
             return self._with_lines(described, lines, Counter(chain.from_iterable(lines)))
         state: Literal["preempted", "waiting"] = "preempted" if group.was_preempted else "waiting"
         if group.saved is not None:
-            longest = max(map(len, group.saved.rows.values()))
+            longest = max(len(one.rows[0]) for one in group.saved.outlines.values())
             lines = self._slots(group, group.saved, each)
             described = self._described(group, state, longest)
             return self._with_lines(described, lines, dict.fromkeys(chain(*lines), 1))
@@ -117,9 +117,9 @@ class RollKeeper:
     def _slots(self, group: SequenceGroup, saved: Saved, each: int) -> list[list[int]]:
         """The cells of what a swapped group has left in the host tier."""
         first = self._tiers.pool.num_pages
+        lines = (list(saved.outlines[one].names())[:each] for one in group.sequences)
         return [
-            [first + saved.slots[name] for name in saved.rows[one][:each] if name in saved.slots]
-            for one in group.sequences
+            [first + saved.slots[name] for name in line if name in saved.slots] for line in lines
         ]
 
     def _with_found(self, state: RequestState, hashes: list[bytes], most: int) -> RequestState:

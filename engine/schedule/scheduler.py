@@ -158,7 +158,7 @@ class Scheduler:
             ended += self._over(self.lifecycle.end(group, "error", error))
         self.lifecycle.transfers.abandon()
         for plan in self._under_way:
-            self.tiers.host.forget(slot for _, slot in plan.transfers.swap_outs)
+            self.tiers.host.forget(page for _, page in plan.transfers.swap_outs)
         self._under_way.clear()
         # Blocks became findable when the failed step was planned; their contents never came.
         # Pinned blocks are older: the step that computed them has succeeded.
@@ -312,7 +312,8 @@ class Scheduler:
         transfers, host = self.lifecycle.transfers, self.tiers.host
         held = self.pins.references.keys() | set(transfers.held_blocks) | set(self.tiers.incoming)
         assert self.pool.num_in_use == self.pool.count(held), "an idle engine holds blocks"
-        assert host.num_in_use == len(set(transfers.held_slots)), "an idle engine holds slots"
+        held_slots = host.count(set(transfers.held_slots))
+        assert host.num_in_use == held_slots, "an idle engine holds slots"
         assert not self.accounts.waiting, "a tenant waits for nothing"
         assert not self.accounts.running, "a tenant runs nothing"
         first, end = self._num_checked, self._num_checked + _CHECKED_BLOCKS

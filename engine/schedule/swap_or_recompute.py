@@ -27,14 +27,14 @@ _LARGEST_RATIO = 10.0
 
 @dataclass(frozen=True, slots=True)
 class CopyCost:
-    """Seconds of copying blocks one way, in one batch."""
+    """Seconds of copying pages one way, in one batch."""
 
     per_batch: float
-    per_block: float
+    per_page: float
 
-    def seconds(self, num_blocks: int) -> float:
-        """Predicted for a batch of `num_blocks`."""
-        return self.per_batch + self.per_block * num_blocks if num_blocks else 0.0
+    def seconds(self, num_pages: int) -> float:
+        """Predicted for a batch of `num_pages`."""
+        return self.per_batch + self.per_page * num_pages if num_pages else 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +97,7 @@ class _Correction:
 class Loss:
     """What a request that is to be preempted needs for its way back.
 
-    `swap_outs` blocks have no copy in the host tier yet; `swap_ins` will have to come back. After
+    `swap_outs` pages have no copy in the host tier yet; `swap_ins` will have to come back. After
     that `remaining` is to be computed; without swapping, `lost` is.
     """
 
@@ -120,13 +120,13 @@ class CostModel:
     _decode_step_correction: _Correction = field(default_factory=_Correction)
     _token_correction: _Correction = field(default_factory=_Correction)
 
-    def swap_out_seconds(self, num_blocks: int) -> float:
-        """To copy blocks to the host."""
-        return self._swap_out_correction.factor * self.swap_out.seconds(num_blocks)
+    def swap_out_seconds(self, num_pages: int) -> float:
+        """To copy pages to the host."""
+        return self._swap_out_correction.factor * self.swap_out.seconds(num_pages)
 
-    def swap_in_seconds(self, num_blocks: int) -> float:
-        """To copy blocks back."""
-        return self._swap_in_correction.factor * self.swap_in.seconds(num_blocks)
+    def swap_in_seconds(self, num_pages: int) -> float:
+        """To copy pages back."""
+        return self._swap_in_correction.factor * self.swap_in.seconds(num_pages)
 
     def compute_seconds(self, spans: Sequence[Span]) -> float:
         """To compute tokens."""
@@ -134,13 +134,13 @@ class CostModel:
         correction = self._correction_of_steps(spans)
         return correction.factor * steps + self._token_correction.factor * tokens
 
-    def observe_swap_out(self, num_blocks: int, seconds: float) -> None:
+    def observe_swap_out(self, num_pages: int, seconds: float) -> None:
         """A batch has been copied to the host."""
-        self._swap_out_correction.observe(self.swap_out.seconds(num_blocks), seconds)
+        self._swap_out_correction.observe(self.swap_out.seconds(num_pages), seconds)
 
-    def observe_swap_in(self, num_blocks: int, seconds: float) -> None:
+    def observe_swap_in(self, num_pages: int, seconds: float) -> None:
         """A batch has been copied back."""
-        self._swap_in_correction.observe(self.swap_in.seconds(num_blocks), seconds)
+        self._swap_in_correction.observe(self.swap_in.seconds(num_pages), seconds)
 
     def observe_compute(self, spans: Sequence[Span], seconds: float) -> None:
         """A step has been computed.
@@ -182,11 +182,11 @@ class SwapOrRecompute:
         swap += costs.compute_seconds(loss.remaining)
         return "swap" if swap < costs.compute_seconds(loss.lost) else "recompute"
 
-    def should_bring_back(self, num_blocks: int, without: Span, having: Span) -> bool:
-        """Whether blocks found in the host tier are cheaper copied than computed.
+    def should_bring_back(self, num_pages: int, without: Span, having: Span) -> bool:
+        """Whether pages found in the host tier are cheaper copied than computed.
 
         `without` them that span is to be computed, `having` them this one. It does not depend on
         the policy, which is for preempted requests.
         """
-        swap = self.costs.swap_in_seconds(num_blocks) + self.costs.compute_seconds([having])
+        swap = self.costs.swap_in_seconds(num_pages) + self.costs.compute_seconds([having])
         return swap < self.costs.compute_seconds([without])

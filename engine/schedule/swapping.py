@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from engine.blocks.rows import HOLE, Outline
 from engine.blocks.tiers import Tiers
 from engine.schedule.admission import Admission
 from engine.schedule.swap_or_recompute import Loss, Span
@@ -13,58 +14,73 @@ from engine.sequences.group import Saved, SequenceGroup
 from engine.sequences.sequence import Sequence
 
 
-def contents(group: SequenceGroup, block_size: int) -> list[int]:
-    """The distinct blocks of a running group that hold KV, in order.
+@dataclass(frozen=True, slots=True)
+class Contents:
+    """What a running group holds, but for what none of its layers sees any more."""
+
+    outlines: dict[Sequence, Outline]
+    blocks: list[int]
+    """The distinct blocks that hold KV, in order."""
+    complete: set[int]
+    """Those of them that are filled to their end."""
+
+
+def contents(group: SequenceGroup, block_size: int) -> Contents:
+    """What a running group holds.
 
     A sequence that is to be computed has blocks which hold nothing yet; others may share them.
     """
+    outlines: dict[Sequence, Outline] = {}
     empty: set[int] = set()
+    incomplete: set[int] = set()
     for sequence in group.unfinished:
-        empty.update(sequence.table.blocks[-(-sequence.num_computed // block_size) :])
-    rows = (sequence.table.blocks for sequence in group.unfinished)
-    held = dict.fromkeys(block for row in rows for block in row)
-    return [block for block in held if block not in empty]
+        computed = sequence.num_computed
+        outlines[sequence] = outline = sequence.table.held.outline(computed)
+        empty |= outline.behind(-(-computed // block_size))
+        incomplete |= outline.behind(computed // block_size)
+    names = dict.fromkeys(name for outline in outlines.values() for name in outline.names())
+    blocks = [block for block in names if block not in empty]
+    return Contents(outlines, blocks, set(blocks) - incomplete)
 
 
-def loss(group: SequenceGroup, blocks: list[int], tiers: Tiers) -> Loss:
-    """What it takes to bring a running group back, which holds KV in `blocks`."""
+def loss(group: SequenceGroup, held: Contents, tiers: Tiers) -> Loss:
+    """What it takes to bring a running group back, which holds this."""
     surviving = _surviving(group, tiers)
-    present = _present(blocks, tiers)
+    present = _present(held.blocks, tiers)
     return Loss(
-        swap_outs=len(blocks) - len(present),
-        swap_ins=sum(block not in surviving for block in blocks),
+        swap_outs=tiers.pool.count([block for block in held.blocks if block not in present]),
+        swap_ins=tiers.pool.count([block for block in held.blocks if block not in surviving]),
         remaining=[
             (sequence.num_computed, sequence.num_uncomputed)
             for sequence in group.unfinished
             if sequence.num_uncomputed
         ],
-        lost=list(_lost(group.unfinished, surviving, tiers.block_size)),
+        lost=list(_lost(held.outlines, surviving, tiers)),
     )
 
 
-def can_save(blocks: list[int], tiers: Tiers) -> bool:
-    """Whether the host tier has room for what `blocks` hold."""
-    present = _present(blocks, tiers)
-    return tiers.host.can_allocate(len(blocks) - len(present), "", list(present.values()))
+def can_save(held: Contents, tiers: Tiers) -> bool:
+    """Whether the host tier has room for what a group holds."""
+    present = _present(held.blocks, tiers)
+    pages = tiers.pool.count([block for block in held.blocks if block not in present])
+    return tiers.host.can_allocate(pages, "", list(present.values()))
 
 
-def save(group: SequenceGroup, blocks: list[int], tiers: Tiers) -> Saved:
-    """Copy what a running group holds in `blocks` to the host, but for what is there already."""
-    slots = _present(blocks, tiers)
+def save(group: SequenceGroup, held: Contents, tiers: Tiers) -> Saved:
+    """Copy what a running group holds to the host, but for what is there already."""
+    pool, slots = tiers.pool, _present(held.blocks, tiers)
     tiers.host.acquire(slots.values())
-    for block in blocks:
+    for block in held.blocks:
         if block not in slots:
-            slots[block] = tiers.host.take(tiers.pool.owners[block], tiers.pool.hash_of(block))
+            slots[block] = tiers.host.take(
+                pool.owners[block], pool.chain_hash(block), pool.kinds_of[block]
+            )
             tiers.transfers.swap_out(block, slots[block])
-    incomplete: set[int] = set()
-    sequences = group.unfinished
-    for sequence in sequences:
-        incomplete.update(sequence.table.blocks[sequence.num_computed // tiers.block_size :])
     return Saved(
-        rows={sequence: list(sequence.table.blocks) for sequence in sequences},
+        outlines=held.outlines,
         slots=slots,
-        complete={block for block in blocks if block not in incomplete},
-        num_sealed={sequence: sequence.table.num_sealed for sequence in sequences},
+        complete=held.complete,
+        num_sealed={sequence: sequence.table.num_sealed for sequence in held.outlines},
         prefill=list(group.prefill),
     )
 
@@ -85,54 +101,59 @@ class SwapAdmission(Admission):
     @property
     def writing(self) -> list[Sequence]:
         """See `Admission`."""
-        return [one for one in self.group.sequences if one not in self.saved.prefill]
+        return _writing(self.group, self.saved)
 
     def take(self, tiers: Tiers) -> None:
         """See `Admission`: the group shares what it shared, and computes what it had left."""
         group, saved = self.group, self.saved
         tiers.pool.acquire(self.held)
         blocks = dict(self.found)
-        fresh = [name for name in saved.names(group.sequences) if name not in blocks]
-        allocated = tiers.pool.allocate(len(fresh), group.tenant)
-        blocks.update(zip(fresh, allocated, strict=True))
-        for name in fresh:
-            if name in saved.slots:
-                tiers.transfers.swap_in(saved.slots[name], blocks[name])
+        for name, kind in saved.names(group.sequences).items():
+            if name not in blocks:
+                (blocks[name],) = tiers.pool.allocate(1, group.tenant, kind)
+                if name in saved.slots:
+                    tiers.transfers.swap_in(saved.slots[name], blocks[name])
         shared: set[int] = set()
         for sequence in group.sequences:
-            row = saved.rows[sequence]
-            tiers.pool.acquire([blocks[name] for name in row if name in shared])
-            shared.update(row)
-            sequence.table.resume([blocks[name] for name in row], saved.num_sealed[sequence])
-            for index, name in enumerate(row):
-                if name in saved.complete:
-                    owner = tiers.host.owners[saved.slots[name]]
-                    sequence.table.restore(index, sequence.token_ids, owner)
+            outline = saved.outlines[sequence]
+            names = outline.names().keys()
+            tiers.pool.acquire([blocks[name] for name in names if name in shared])
+            shared |= names
+            sequence.table.resume(outline, blocks, saved.num_sealed[sequence])
+            for kind, row in enumerate(outline.rows):
+                for index, name in enumerate(row):
+                    if name in saved.complete:
+                        owner = tiers.host.owners[saved.slots[name]]
+                        sequence.table.restore(index, sequence.token_ids, owner, kind)
         group.prefill = self.writing + saved.prefill
         drop(group, tiers)
 
 
-def swap_admission(group: SequenceGroup, saved: Saved, tiers: Tiers) -> SwapAdmission:
-    """How a swapped group comes back, given what is cached now."""
+def swap_admission(group: SequenceGroup, saved: Saved, tiers: Tiers, step: int) -> SwapAdmission:
+    """How a swapped group comes back, given what is cached now. A step computes `step` tokens at
+    most.
+    """
+    pool = tiers.pool
     names = saved.names(group.sequences)
     found: dict[int, int] = {}
-    for name in names:
-        block_hash = tiers.host.hash_of(saved.slots[name]) if name in saved.slots else None
+    for name, kind in names.items():
+        block_hash = tiers.host.chain_hash(saved.slots[name]) if name in saved.slots else None
         if block_hash is not None:
-            found.update((name, block) for block in tiers.pool.find([block_hash]))
-    written: list[int] = []
-    num_forks = 0
-    for sequence in group.sequences:
-        if sequence in saved.prefill:
-            continue
-        row, index = saved.rows[sequence], (sequence.num_tokens - 1) // tiers.block_size
-        if index < len(row):
-            written.append(row[index])
-        else:
-            num_forks += 1
-    num_forks += len(written) - len(set(written))
+            found.update((name, block) for block in pool.find([block_hash], kind))
+    new = sum(pool.kinds[kind].pages for name, kind in names.items() if name not in found)
+    promised = sum(
+        saved.outlines[one].promised(pool.kinds, one.num_tokens, tiers.block_size, step)
+        for one in group.sequences
+        if one in saved.prefill
+    )
     return SwapAdmission(
-        group, len(names) - len(found), num_forks, len(found), 0, saved=saved, found=found
+        group,
+        num_new=new + promised,
+        num_forks=_written_anew(group, saved, tiers),
+        num_hits=pool.count(found.values()),
+        num_cached=0,
+        saved=saved,
+        found=found,
     )
 
 
@@ -143,13 +164,34 @@ def drop(group: SequenceGroup, tiers: Tiers) -> None:
         group.saved = None
 
 
+def _writing(group: SequenceGroup, saved: Saved) -> list[Sequence]:
+    return [one for one in group.sequences if one not in saved.prefill]
+
+
+def _written_anew(group: SequenceGroup, saved: Saved, tiers: Tiers) -> int:
+    """Pages that the sequences of a swapped group take when they write their newest token: of next
+    blocks, and of shared ones that only one of them can go on in.
+    """
+    pages = 0
+    for number, kind in enumerate(tiers.pool.kinds):
+        written: list[int] = []
+        for sequence in _writing(group, saved):
+            index = (sequence.num_tokens - 1) // tiers.block_size
+            row = saved.outlines[sequence].rows[number]
+            written += row[index : index + 1]
+            pages += kind.pages * (index >= len(row))
+        pages += kind.pages * (len(written) - len(set(written)))
+    return pages
+
+
 def _present(blocks: Iterable[int], tiers: Tiers) -> dict[int, int]:
     """The slots that hold the same as `blocks` already."""
     present: dict[int, int] = {}
     for block in blocks:
-        block_hash = tiers.pool.hash_of(block)
+        block_hash = tiers.pool.chain_hash(block)
         if block_hash is not None:
-            present.update((block, slot) for slot in tiers.host.find([block_hash]))
+            slots = tiers.host.find([block_hash], tiers.pool.kinds_of[block])
+            present.update((block, slot) for slot in slots)
     return present
 
 
@@ -159,16 +201,21 @@ def _surviving(group: SequenceGroup, tiers: Tiers) -> set[int]:
     return {
         block
         for block, count in own.items()
-        if pool.references[block] > count and pool.hash_of(block) is not None
+        if pool.references[block] > count and pool.chain_hash(block) is not None
     }
 
 
-def _lost(sequences: list[Sequence], surviving: set[int], block_size: int) -> Iterable[Span]:
-    """What is to be computed without swapping; each block once, whoever shares it."""
-    present = set(surviving)
-    for sequence in sequences:
-        blocks = sequence.table.blocks
-        missing = (index for index, block in enumerate(blocks) if block not in present)
-        start = min(next(missing, len(blocks)) * block_size, sequence.num_tokens - 1)
+def _lost(outlines: dict[Sequence, Outline], surviving: set[int], tiers: Tiers) -> Iterable[Span]:
+    """What is to be computed without swapping; each block once, whoever shares it.
+
+    Where a window does not survive, that is everything: what was before it is gone.
+    """
+    present = {HOLE, *surviving}
+    for sequence, outline in outlines.items():
+        start = sequence.num_tokens - 1
+        for kind, row in zip(tiers.pool.kinds, outline.rows, strict=True):
+            missing = next((index for index, block in enumerate(row) if block not in present), None)
+            if missing is not None:
+                start = min(start, 0 if kind.forgets else missing * tiers.block_size)
         yield start, sequence.num_tokens - start
-        present.update(blocks)
+        present.update(outline.names())

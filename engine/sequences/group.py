@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from itertools import takewhile
 
 from engine.api import BlockFate, EngineRequest, FinishReason, Kind, most_pages
+from engine.blocks.rows import Outline
 from engine.blocks.table import BlockTable
 from engine.grammar.compiled import CompiledGrammar
 from engine.sequences.beam import BeamSearch, Candidate
@@ -18,7 +19,7 @@ from engine.sequences.sequence import Sequence
 class Saved:
     """What a swapped group was, when it held blocks whose numbers are mere names now."""
 
-    rows: dict[Sequence, list[int]]
+    outlines: dict[Sequence, Outline]
     """The blocks of each sequence; equal ones were shared."""
     slots: dict[int, int]
     """Where the KV of a block is in the host tier; blocks that held none have no slot."""
@@ -29,9 +30,12 @@ class Saved:
     prefill: list[Sequence]
     """See `SequenceGroup`."""
 
-    def names(self, sequences: Iterable[Sequence]) -> list[int]:
-        """The distinct blocks of `sequences`."""
-        return list(dict.fromkeys(name for sequence in sequences for name in self.rows[sequence]))
+    def names(self, sequences: Iterable[Sequence]) -> dict[int, int]:
+        """The distinct blocks of `sequences`, with their kinds."""
+        names: dict[int, int] = {}
+        for sequence in sequences:
+            names |= self.outlines[sequence].names()
+        return names
 
 
 @dataclass(eq=False)

@@ -70,8 +70,8 @@ class EngineCore:
         self.config = config
         self.info = info
         tiers = Tiers(
-            info.num_pages or info.num_blocks,
-            info.num_host_blocks,
+            info.memory_pages,
+            info.num_host_blocks * info.block_pages,
             info.block_size,
             config.eviction,
             clock,

@@ -124,9 +124,9 @@ class SimulatedRunner:
     Targets of transfers are poisoned first, so that one that reads another one's target shows.
     """
 
-    def __init__(self, num_blocks: int, block_size: int, num_host_blocks: int = 0) -> None:
-        self.memory = np.full((num_blocks, block_size), -1)
-        self.host_memory = np.full((num_host_blocks, block_size), -1)
+    def __init__(self, num_pages: int, block_size: int, num_host_pages: int = 0) -> None:
+        self.memory = np.full((num_pages, block_size), -1)
+        self.host_memory = np.full((num_host_pages, block_size), -1)
         self.block_size = block_size
         self._newest: dict[Sequence, int] = {}
 
@@ -251,8 +251,8 @@ class LateRunner(SimulatedRunner):
     `launches` tells of each launch how many steps before it were not computed yet.
     """
 
-    def __init__(self, num_blocks: int, block_size: int, num_host_blocks: int = 0) -> None:
-        super().__init__(num_blocks, block_size, num_host_blocks)
+    def __init__(self, num_pages: int, block_size: int, num_host_pages: int = 0) -> None:
+        super().__init__(num_pages, block_size, num_host_pages)
         self.queue: list[LateStep | LateMoves] = []
         self.launches: list[int] = []
 
@@ -371,7 +371,8 @@ def simulated_core(
         rotary_switch=rotary_switch,
     )
     info = structs.replace(info, max_context_tokens=info.longest(num_pages))
-    runner = (LateRunner if runs_ahead else SimulatedRunner)(num_pages, block_size, num_host_blocks)
+    pages = num_pages, block_size, num_host_blocks * info.block_pages
+    runner = (LateRunner if runs_ahead else SimulatedRunner)(*pages)
     return EngineCore(config, info, runner, costs, row_costs, drafter, clock=clock)
 
 

@@ -134,24 +134,24 @@ class PagedModel:
         else:
             self._use(torch.zeros(shape, dtype=self.kv_storage, device=self.device))
 
-    def allocate_host(self, num_slots: int) -> None:
-        """Allocate the host tier: `num_slots` more pages in the host's memory.
+    def allocate_host(self, num_pages: int) -> None:
+        """Allocate the host tier: so many more pages in the host's memory.
 
         Beside a GPU it is pinned, so that copies run at the full speed of the bus and in the
         stream's order, without the host waiting for them.
         """
-        self.host_memory = _lazy_zeros((num_slots, self.pages.page_size), self.kv_storage)
+        self.host_memory = _lazy_zeros((num_pages, self.pages.page_size), self.kv_storage)
         if self.device.type == "cuda":
             _pin(self.host_memory)
 
     @torch.inference_mode()
     def swap_out(self, moves: Sequence[tuple[int, int]]) -> None:
-        """Copy pages to the host: (page, slot) pairs. Each is one contiguous copy."""
+        """Copy pages to the host: (page, its page) pairs. Each is one contiguous copy."""
         _copy_runs(self.memory, self.host_memory, moves)
 
     @torch.inference_mode()
     def swap_in(self, moves: Sequence[tuple[int, int]]) -> None:
-        """Copy pages from the host: (slot, page) pairs. Each is one contiguous copy."""
+        """Copy pages from the host: (its page, page) pairs. Each is one contiguous copy."""
         _copy_runs(self.host_memory, self.memory, moves)
 
     @property

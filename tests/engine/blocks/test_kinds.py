@@ -10,7 +10,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from engine.api import Kind
 from engine.blocks.leases import LeaseTerms
 from engine.blocks.pool import BlockPool
-from engine.blocks.rows import HOLE, Rows, longest
+from engine.blocks.rows import HOLE, Lookup, Rows
+from engine.blocks.tiers import HostTier, Tiers
 from tests.effort import scaled
 
 KINDS = (Kind(pages=2), Kind(window=7), Kind(chunk=12, pages=3))
@@ -95,7 +96,7 @@ def test_a_hit_is_as_long_as_every_kind_can_serve(missing: int | None) -> None:
         for index, block in enumerate(pool.allocate(8, "a", kind)):
             if not (kind == 1 and index == missing):
                 pool.register(block, hashes[index], kind=kind)
-    rows, alike = longest(pool, hashes, 0, SIZE)
+    rows, _, alike = Lookup(pool).longest(hashes, 0, SIZE)
     # Behind n blocks the window reaches into the last two of them.
     expected = 8 if missing in (None, 0, 3, 5) else missing
     assert alike == 8
@@ -103,6 +104,52 @@ def test_a_hit_is_as_long_as_every_kind_can_serve(missing: int | None) -> None:
     assert [block == HOLE for block in rows[1]] == [
         index < expected - 2 for index in range(expected)
     ]
+
+
+@pytest.mark.parametrize("in_host", [{0: (), 1: (6,)}, {0: (2, 6, 7), 1: (7,)}, {0: (), 1: (1,)}])
+def test_a_block_in_the_host_tier_is_as_good_as_there(in_host: dict[int, tuple[int, ...]]) -> None:
+    kinds = (Kind(pages=2), Kind(window=2 * SIZE + 1))
+    pool, host = BlockPool(40, kinds=kinds), HostTier(40, kinds)
+    hashes = [b"h%d" % one for one in range(8)]
+    slots = {
+        kind: {index: host.take("a", hashes[index], kind) for index in indices}
+        for kind, indices in in_host.items()
+    }
+    for kind in range(2):
+        for index, block in enumerate(pool.allocate(8, "a", kind)):
+            if index not in in_host[kind]:
+                pool.register(block, hashes[index], kind=kind)
+    found = Lookup(pool, host).longest(hashes, 0, SIZE)
+    assert [len(row) for row in found.rows] == [8, 8]
+    assert found.slots[0] == slots[0]
+    assert found.slots[1] == {index: slot for index, slot in slots[1].items() if index > 5}
+    for kind, row in enumerate(found.rows):
+        needed = [index for index, block in enumerate(row) if block != HOLE]
+        assert sorted([*needed, *found.slots[kind]]) == [*range(6 * kind, 8)]
+    alone = Lookup(pool).longest(hashes, 0, SIZE)
+    assert len(alone.rows[0]) == (8 if in_host[1] == (1,) else 2 if in_host[0] else 6)
+
+
+def test_what_is_evicted_moves_to_the_host_with_its_kind_but_for_what_was_passed() -> None:
+    tiers = Tiers(12, 12, SIZE, kinds=KINDS)
+    pool, host = tiers.pool, tiers.host
+    blocks = [pool.allocate(1, "a", kind)[0] for kind in (0, 1, 1, 2)]
+    names = [(b"x", 0), (b"x", 1), (b"y", 1), (b"x", 2)]
+    for block, (name, kind) in zip(blocks, names, strict=True):
+        pool.register(block, name, kind=kind)
+    pages = {pool.kinds_of[block]: pool.pages_of(block) for block in blocks if block != blocks[2]}
+    pool.release([blocks[2]], passed=True)
+    pool.release([blocks[0], blocks[1], blocks[3]])
+    pool.empty(7, "b")
+    moved = tiers.transfers.take().swap_outs
+    assert not host.find([b"y"], 1), "its layers have passed it"
+    for kind, own in pages.items():
+        (slot,) = host.find([b"x"], kind)
+        assert host.sizes[slot] == KINDS[kind].pages
+        assert [to for page, to in moved if page in own] == host.pages_of(slot)
+    assert len(moved) == pool.block_pages
+    tiers.transfers.settle()
+    tiers.check()
 
 
 def test_a_leased_block_is_kept_though_it_was_passed() -> None:

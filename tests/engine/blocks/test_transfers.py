@@ -1,5 +1,6 @@
 """What the transfers of a step read stays as it is until the step is on its way."""
 
+from engine.api import Kind
 from engine.blocks.pool import BlockPool
 from engine.blocks.tiers import HostTier
 from engine.blocks.transfers import TransferQueue
@@ -40,3 +41,30 @@ def test_a_copy_is_wanted_for_as_long_as_anybody_holds_its_target() -> None:
         queue.give_back([target])
         pool.release([target])
         assert queue.sources == copies
+
+
+def test_a_block_that_a_slot_is_to_fill_is_nobody_elses_until_the_step_is_on_its_way() -> None:
+    pool, host = BlockPool(2), HostTier(1)
+    queue = TransferQueue(pool, host)
+    (block,) = pool.allocate(1, "a")
+    queue.swap_in(host.take("a"), block)
+    assert queue.fills([block])
+    queue.give_back([block])
+    pool.release([block])
+    assert not pool.can_allocate(2, "a")
+    assert queue.take().swap_ins == [(0, block)]
+    queue.settle()
+    assert pool.can_allocate(2, "a")
+
+
+def test_the_pages_of_a_swap_are_those_of_the_moment_it_was_asked_for() -> None:
+    kinds = (Kind(), Kind(window=4, pages=3))
+    pool, host = BlockPool(4, kinds=kinds), HostTier(4, kinds)
+    queue = TransferQueue(pool, host)
+    (block,) = pool.allocate(1, "a", 1)
+    (slot,) = host.allocate(1, "a", 1)
+    pages = list(zip(pool.pages_of(block), host.pages_of(slot), strict=True))
+    queue.swap_out(block, slot)
+    pool.release([block])
+    pool.allocate(4, "b")
+    assert queue.take().swap_outs == pages

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from engine.api import CachePolicy, TenantShare
+from engine.api import CachePolicy, Kind, TenantShare
 from engine.blocks import wall
 from engine.blocks.leases import LeaseTerms
 from engine.blocks.listeners import Marks
@@ -44,7 +44,8 @@ def truth(core: EngineCore) -> list[Cell]:
     leased, pinned = set(pool.leases.blocks), core.scheduler.pins.references
     cells = []
     for books in (pool, slots):
-        for number, references in enumerate(books.references):
+        for number in books.block_on:
+            references = books.references[number]
             state = HELD * (references > 0) | FINDABLE * (books.hashes[number] is not None)
             if books is pool:
                 state |= LEASED * (number in leased) | PINNED * (number in pinned)
@@ -78,8 +79,11 @@ def act(core: EngineCore, rng: random.Random, number: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("kinds", [(Kind(),), (Kind(), Kind(window=7, pages=3))])
 @pytest.mark.parametrize("runs_ahead", [False, True])
-def test_cells_equal_the_books_after_every_step(seed: int, runs_ahead: bool) -> None:
+def test_cells_equal_the_books_after_every_step(
+    seed: int, runs_ahead: bool, kinds: tuple[Kind, ...]
+) -> None:
     clock, rng = Clock(), random.Random(seed)
     core = simulated_core(
         num_blocks=48,
@@ -87,6 +91,7 @@ def test_cells_equal_the_books_after_every_step(seed: int, runs_ahead: bool) -> 
         runs_ahead=runs_ahead,
         clock=lambda: clock.now,
         recovery="swap",
+        kinds=kinds,
     )
     often, seldom = Watcher(core, "often"), Watcher(core, "seldom")
     seen: set[int] = set()
@@ -107,19 +112,20 @@ def test_cells_equal_the_books_after_every_step(seed: int, runs_ahead: bool) -> 
     assert often.cells == truth(core)
     for flag in (HELD, FINDABLE, LEASED, PINNED):
         assert any(state & flag for state in seen), "the load has left something out"
-    assert any(one.state & FINDABLE for one in often.cells[48:]), "nothing came to the host"
+    behind = often.cells[core.scheduler.pool.num_pages :]
+    assert any(one.state & FINDABLE for one in behind), "nothing came to the host"
 
 
 @pytest.mark.parametrize("seed", range(4))
 def test_every_operation_of_a_pool_marks_what_it_changes(seed: int) -> None:
     rng, clock = random.Random(seed), Clock()
-    marks = Marks()
+    marks = Marks(lambda block: (block,))
     pool = BlockPool(24, clock=lambda: clock.now, listener=marks)
     pool.reserve("b", 3)
     held: list[list[int]] = []
     hashes = [bytes([number]) * 16 for number in range(30)]
     before = pool_cells(pool)
-    marks.blocks = set()
+    marks.pages = set()
     for _ in range(400):
         tenant, chosen = rng.choice("abc"), rng.randrange(9)
         if chosen == 0 and pool.can_allocate(3, tenant):
@@ -148,9 +154,9 @@ def test_every_operation_of_a_pool_marks_what_it_changes(seed: int) -> None:
         pool.check()
         after = pool_cells(pool)
         changed = {number for number in range(24) if before[number] != after[number]}
-        assert changed <= marks.blocks, f"operation {chosen} does not tell"
-        assert len(marks.blocks) <= 24
-        marks.blocks.clear()
+        assert changed <= marks.pages, f"operation {chosen} does not tell"
+        assert len(marks.pages) <= 24
+        marks.pages.clear()
         before = after
 
 
@@ -200,7 +206,7 @@ def test_nothing_is_noted_while_nobody_watches() -> None:
     clock = Clock()
     core = simulated_core(num_blocks=32, clock=lambda: clock.now)
     marks = core.scheduler.tiers.marks
-    assert marks.blocks is None
+    assert marks.pages is None
     one, other = Watcher(core, "one"), Watcher(core, "other")
     one.ask()
     other.ask()
@@ -210,7 +216,7 @@ def test_nothing_is_noted_while_nobody_watches() -> None:
     core.submit(make_request("r", random_prompt(random.Random(1), 20)))
     run_to_end(core)
     assert not core.wall._watchers
-    assert marks.blocks is None
+    assert marks.pages is None
     assert other.ask() & ANEW
     assert other.cells == truth(core)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import random
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -149,26 +150,39 @@ def test_codes_of_every_kind_lie_in_pages_of_their_own(parts: Parts) -> None:
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        ({"host_memory_bytes": 2**20}, "the host tier"),
         ({"kept_dir": "kept"}, "kept on disk"),
     ],
 )
-def test_what_copies_blocks_has_all_layers_remember_everything(
+def test_what_keeps_or_cuts_blocks_has_all_layers_remember_everything(
     options: dict[str, Any], reason: str
 ) -> None:
     assert reason in (_remembers_all(EngineConfig(model_path="model", **options)) or "")
 
 
 def test_layers_that_remember_more_than_they_see_are_told_of(
-    parts: Parts, caplog: pytest.LogCaptureFixture
+    parts: Parts, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    config = msgspec.structs.replace(parts.config, host_memory_bytes=2**20)
+    config = msgspec.structs.replace(parts.config, kept_dir=str(tmp_path))
     with caplog.at_level(logging.INFO):
         together = load_parts(config)
-    told = "layers with a window or chunks remember every token, for the sake of the host tier"
+    told = (
+        "layers with a window or chunks remember every token, for the sake of blocks that are kept "
+        "on disk"
+    )
     assert caplog.messages.count(told) == 1
     assert together.model.kinds == together.info.kinds == (EVERYTHING,)
     assert together.info.num_pages == together.info.num_blocks
+
+
+def test_the_host_tier_is_cut_into_pages_as_the_memory_is(parts: Parts) -> None:
+    block_bytes = parts.model.block_bytes
+    config = msgspec.structs.replace(parts.config, host_memory_bytes=5 * block_bytes)
+    loaded = load_parts(config)
+    assert [kind.pages for kind in loaded.info.kinds] == [1, 3]
+    assert loaded.info.num_host_blocks == 5
+    assert loaded.model.host_memory.shape == (20, loaded.model.pages.page_size)
+    page_seconds = loaded.costs.swap_in_seconds(20) - loaded.costs.swap_in_seconds(16)
+    assert page_seconds == pytest.approx(4 * loaded.costs.swap_in.per_page)
 
 
 def test_what_is_measured_at_start_can_be(parts: Parts) -> None:

@@ -74,7 +74,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     eviction: Eviction = "arc"
     runs_ahead = False
     kinds: tuple[Kind, ...] = (EVERYTHING,)
-    """Of the model's layers; only where there is one, of a page, blocks can go to the host."""
+    """Of the model's layers."""
 
     def make_drafter(self) -> Drafter | None:
         return None
@@ -94,7 +94,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             prefix_cache=self.prefix_cache,
             fairness=self.fairness,
             eviction=self.eviction,
-            num_host_blocks=self.rng.choice([0, 2, 10, 60]) * (len(self.kinds) == 1),
+            num_host_blocks=self.rng.choice([0, 2, 10, 60]),
             kinds=self.kinds,
             spare_pages=self.rng.randint(0, sum(kind.pages for kind in self.kinds) - 1),
             recovery=self.rng.choice(["auto", "swap", "recompute"]),

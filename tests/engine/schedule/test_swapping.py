@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.api import BeamParams, EngineRequest
+from engine.api import EVERYTHING, BeamParams, EngineRequest, Kind, most_pages
 from engine.schedule.admission import Admission
 from engine.schedule.swap_or_recompute import ComputeCost, CopyCost, CostModel, Policy
 from engine.sequences.group import SequenceGroup
@@ -15,6 +15,10 @@ from engine.serve.core import EngineCore
 from engine.validation import check_request
 from tests.effort import scaled
 from tests.engine.model.test_model import generate, make_core, save_model
+from tests.engine.schedule.test_any_order import (
+    ManyKindsSchedulerMachine,
+    WindowsAloneSchedulerMachine,
+)
 from tests.engine.simulation import (
     EOS,
     expected_hypotheses,
@@ -27,6 +31,12 @@ from tests.engine.simulation import (
 )
 
 BLOCK = 4
+KINDS: list[tuple[Kind, ...]] = [
+    (EVERYTHING,),
+    (Kind(), Kind(window=7, pages=3)),
+    ManyKindsSchedulerMachine.kinds,
+    WindowsAloneSchedulerMachine.kinds,
+]
 
 
 def lasting_prompt(length: int, out: int, count: int = 1) -> list[int]:
@@ -226,6 +236,7 @@ def test_two_requests_that_do_not_fit_together_run_one_after_the_other() -> None
     budget=st.integers(8, 64),
     fairness=st.sampled_from(["vtc", "fcfs"]),
     prefix_cache=st.booleans(),
+    kinds=st.sampled_from(KINDS),
 )
 def test_every_request_ends_as_if_undisturbed_in_whatever_pool_holds_the_largest(
     seed: int,
@@ -237,12 +248,13 @@ def test_every_request_ends_as_if_undisturbed_in_whatever_pool_holds_the_largest
     budget: int,
     fairness: str,
     prefix_cache: bool,
+    kinds: tuple[Kind, ...],
 ) -> None:
     rng = random.Random(seed)
     requests = random_requests(rng, count)
     copy = CopyCost(1.0, rng.choice([0.0, 2.0, 8.0]))
     core = simulated_core(
-        max(map(most_blocks, requests)) + slack,
+        max(most_blocks(request, kinds, budget) for request in requests) + slack,
         BLOCK,
         budget,
         max_running_requests=8,
@@ -252,6 +264,7 @@ def test_every_request_ends_as_if_undisturbed_in_whatever_pool_holds_the_largest
         recovery=recovery,
         min_run_tokens=min_run_tokens,
         costs=CostModel(copy, copy, ComputeCost(1.0, 1.0, 0.01, budget, 1.0)),
+        kinds=kinds,
     )
     Watch(core, min_run_tokens)
     outputs: dict[str, dict[int, list[int]]] = {}
@@ -296,12 +309,35 @@ def random_requests(rng: random.Random, count: int) -> list[EngineRequest]:
     ]
 
 
-def most_blocks(request: EngineRequest) -> int:
-    """Distinct blocks that the request may come to hold."""
-    prompt = len(request.prompt)
-    shared = prompt // BLOCK
-    own = -(-(prompt + request.sampling.max_tokens) // BLOCK) - shared
-    return shared + request.num_lines * own
+def most_blocks(request: EngineRequest, kinds: tuple[Kind, ...], step: int) -> int:
+    """The memory that the request may come to hold, in blocks of all kinds."""
+    prompt, total = len(request.prompt), len(request.prompt) + request.sampling.max_tokens
+    pages = most_pages(kinds, BLOCK, prompt, total, request.num_lines, step)
+    return -(-pages // sum(kind.pages for kind in kinds))
+
+
+@pytest.mark.parametrize(
+    ("family", "num_blocks"), [("gemma2", 16), ("gpt_oss", 16), ("llama4_text", 11)]
+)
+def test_a_model_that_forgets_says_the_same_swapped_and_from_the_host(
+    family: str, num_blocks: int, tmp_path: Path
+) -> None:
+    model = save_model(family, tmp_path)
+    rng = random.Random(11)
+    prompts = {str(i): random_prompt(rng, rng.randrange(30, 80)) for i in range(6)}
+    core = make_core(tmp_path, num_blocks, num_host_blocks=60, recovery="swap")
+    assert any(kind.forgets for kind in core.info.kinds)
+    core.scheduler.lifecycle.recovery.costs.swap_in = CopyCost(0.0, 0.0)
+    for turn in range(2):
+        expected = {name: generate(model, prompt, 40) for name, prompt in prompts.items()}
+        for name, prompt in prompts.items():
+            core.submit(make_request(name, prompt, 40))
+        assert run_to_end(core, preempt_after=5) == expected, turn
+        # What the next turn continues ends within every window.
+        prompts = {name: [*prompts[name], *expected[name], 7, 8] for name in prompts}
+    stats = core.stats()
+    assert stats.preemptions > stats.recomputed == 0
+    assert stats.swapped_in > stats.host_hit_blocks > 0
 
 
 @pytest.mark.parametrize("recovery", ["auto", "swap", "recompute"])
