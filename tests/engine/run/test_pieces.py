@@ -256,7 +256,9 @@ def gpu_model(num_layers: int) -> PagedModel:
     config.num_hidden_layers = num_layers
     eager = EagerDecoder(AutoModelForCausalLM.from_config(config, dtype=torch.float32))
     decoder = fuse(eager.model, eager.calls)
-    model = PagedModel(Weights(decoder, _layout(eager), config, (2,), CPU, torch.float32), BLOCK)
+    model = PagedModel(
+        Weights(decoder, _layout(eager, by_kinds=False), config, (2,), CPU, torch.float32), BLOCK
+    )
     model.allocate(61)
     return model
 
