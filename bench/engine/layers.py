@@ -32,7 +32,7 @@ from engine.blocks.rows import HOLE, Found, Lookup, Rows
 from engine.model.layers.layout import AttentionCall, AttentionLayout, PageLayout
 
 MEMORY: Final = 20 << 30
-LENGTHS: Final = (1_000, 8_000, 32_000)
+LENGTHS: Final = (1_024, 8_192, 32_768)
 BLOCK: Final = 16
 _STEP: Final = 512
 _OWNER: Final = "tenant"
