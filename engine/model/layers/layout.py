@@ -72,7 +72,7 @@ class PageLayout:
     """How a block of all kinds lies in pages."""
 
     kinds: tuple[Kind, ...]
-    """First whatever sees everything."""
+    """First whatever sees everything, then what remembers longest."""
     page_size: int
     """In elements."""
     places: tuple[Place, ...]
@@ -183,7 +183,7 @@ class AttentionLayout:
 
     def _kinds(self) -> dict[Kind, list[int]]:
         """The layers with keys of their own, by what has to be remembered for those that read them:
-        everything, if these do not see alike. What sees everything comes first.
+        everything, if these do not see alike. What remembers longest comes first.
         """
         seen: dict[int, set[Kind]] = {}
         for owner, call in zip(self._owners, self.calls, strict=True):
@@ -192,7 +192,7 @@ class AttentionLayout:
         kinds: dict[Kind, list[int]] = {}
         for layer, rules in seen.items():
             kinds.setdefault(rules.pop() if len(rules) == 1 else EVERYTHING, []).append(layer)
-        return dict(sorted(kinds.items(), key=lambda pair: pair[0].forgets))
+        return dict(sorted(kinds.items(), key=lambda pair: pair[0].reach, reverse=True))
 
 
 def _rule(call: AttentionCall) -> Kind:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import combinations
 
 import pytest
@@ -81,6 +82,16 @@ def test_no_two_layers_have_an_element_in_common(by_kinds: bool) -> None:
     ):
         is_same = view.data_ptr() == its.data_ptr() and one == other
         assert is_same == (view is caches.views[8] and its is caches.views[10])
+
+
+def test_what_remembers_longest_comes_first() -> None:
+    calls = [call(7), replace(call(None), chunk=8), call(9), call(None), call(9)]
+    assert [(kind.window, kind.chunk) for kind in pages_of(*calls).kinds] == [
+        (None, None),
+        (9, None),
+        (None, 8),
+        (7, None),
+    ]
 
 
 def test_what_is_read_by_layers_that_see_otherwise_remembers_everything() -> None:
