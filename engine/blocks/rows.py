@@ -7,7 +7,7 @@ computed; beyond their end it may hold blocks for others that are to go on from 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
@@ -234,7 +234,7 @@ class Rows:
                 first = behind.start * self._block_size
                 on_the_way = range(first - first % self._spacing, num_computed + 1, self._spacing)
                 places = [*ends, *zip(on_the_way, on_the_way, strict=True)]
-                kept = {index for place in places for index in self._seen(number, *place)}
+                kept = self.seen(number, places)
                 held = [index for index in behind if row[index] != HOLE]
                 for is_passed in (True, False):
                     blocks = [row[index] for index in held if (index not in kept) == is_passed]
@@ -251,6 +251,10 @@ class Rows:
                 passed = range(seen.start, min(seen.stop, self._first[number]))
                 for index in passed:
                     self._pool.keep_passed(self._pool.find([hashes[index]], number))
+
+    def seen(self, number: int, ends: Collection[tuple[int, int]]) -> set[int]:
+        """Of a kind that forgets, what others need who go on behind one of the `ends`."""
+        return {index for end in ends for index in self._seen(number, *end)}
 
     def release(self) -> None:
         """Give every block back."""
@@ -316,25 +320,20 @@ class Lookup:
             rows[number] = self._pool.find(hashes, number)
             if self._host is not None:
                 self._add(rows[number], slots[number], hashes, len(hashes), number)
-        alike = count = min((len(rows[number]) for number in whole), default=len(hashes))
-        forgetting = [(number, kind) for number, kind in kinds if kind.forgets]
+        alike = min((len(rows[number]) for number in whole), default=len(hashes))
 
-        def needed(kind: Kind, count: int) -> range:
-            seen = kind.seen((num_before + count) * block_size, block_size)
-            return range(max(0, seen.start - num_before), count)
+        def has(number: int, index: int) -> bool:
+            return self._has(hashes[index], number)
 
-        def gap(number: int, kind: Kind, count: int) -> int:
-            window = reversed(needed(kind, count))
-            return next((one for one in window if not self._has(hashes[one], number)), -1)
-
-        while count and (last := max((gap(*one, count) for one in forgetting), default=-1)) >= 0:
-            count = last
+        count = served(self._pool.kinds, alike, has, num_before, block_size)
         for number in whole:
             del rows[number][count:]
             slots[number] = {i: slot for i, slot in slots[number].items() if i < count}
-        for number, kind in forgetting:
-            rows[number] = [HOLE] * needed(kind, count).start
-            self._add(rows[number], slots[number], hashes, count, number)
+        for number, kind in kinds:
+            if kind.forgets:
+                window = _needed(kind, count, num_before, block_size)
+                rows[number] = [HOLE] * window.start
+                self._add(rows[number], slots[number], hashes, count, number)
         return Found(rows, slots, alike)
 
     def _has(self, block_hash: bytes, kind: int) -> bool:
@@ -362,3 +361,30 @@ def usable(pool: BlockPool, hashes: Sequence[bytes], block_size: int) -> list[li
     """Of each block of a chain that a hit could use, those of all kinds that it needs there."""
     rows = Lookup(pool).longest(hashes, 0, block_size).rows
     return [[one for one in blocks if one != HOLE] for blocks in zip(*rows, strict=True)]
+
+
+def served(
+    kinds: Sequence[Kind],
+    most: int,
+    has: Callable[[int, int], bool],
+    num_before: int,
+    block_size: int,
+) -> int:
+    """Behind how many blocks, `most` at most, kinds that forget can go on, too: they need those of
+    their window alone. Of these blocks, by kind and index behind `num_before`, `has` tells.
+    """
+    forgetting = [(number, kind) for number, kind in enumerate(kinds) if kind.forgets]
+
+    def gap(number: int, kind: Kind) -> int:
+        window = reversed(_needed(kind, most, num_before, block_size))
+        return next((one for one in window if not has(number, one)), -1)
+
+    while most and (last := max((gap(*one) for one in forgetting), default=-1)) >= 0:
+        most = last
+    return most
+
+
+def _needed(kind: Kind, count: int, num_before: int, block_size: int) -> range:
+    """Of `count` blocks behind `num_before`: those that the token behind them sees."""
+    seen = kind.seen((num_before + count) * block_size, block_size)
+    return range(max(0, seen.start - num_before), count)

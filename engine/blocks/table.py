@@ -287,11 +287,14 @@ class BlockTable:
         return blocks
 
     def release(self) -> None:
-        """Give every block back; what others find is leased, or its lease renewed."""
+        """Give every block back; what others find is leased, or its lease renewed.
+
+        So is what it has given back before that they would need.
+        """
         self.held.keep_near(self.sealed_hashes())
         if self._terms is not None:
-            for number, row in enumerate(self.rows):
-                self.pool.lease(self._left(row), self._terms, number)
+            for number in range(len(self.rows)):
+                self.pool.lease(self._left(number), self._terms, number)
         self.held.release()
         self.num_sealed = 0
         self._tail = None
@@ -305,10 +308,13 @@ class BlockTable:
         """Those of the first full blocks, held or not, that may be found and are hashed."""
         return self._hashes[: min(most, self.up_to // self._block_size)]
 
-    def _left(self, row: list[int]) -> Iterator[bytes]:
-        """By what others find the blocks of a row."""
-        for block, block_hash in zip(row, self.sealed_hashes(), strict=False):
-            if block != HOLE:
+    def _left(self, number: int) -> Iterator[bytes]:
+        """By what others find the blocks of a kind that it leaves."""
+        hashes, needed = self.sealed_hashes(), set[int]()
+        if self.pool.kinds[number].forgets:
+            needed = self.held.seen(number, {*self._ends, len(hashes) * self._block_size})
+        for index, (block, block_hash) in enumerate(zip(self.rows[number], hashes, strict=False)):
+            if block != HOLE or index in needed:
                 yield block_hash
         if self._tail is not None:
             yield self._tail

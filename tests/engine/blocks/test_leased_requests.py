@@ -8,8 +8,10 @@ import random
 import pytest
 
 from engine.api import (
+    EVERYTHING,
     BlockFate,
     CachePolicy,
+    Kind,
     RequestRefused,
     TenantShare,
 )
@@ -57,6 +59,17 @@ def test_a_leased_prompt_is_found_behind_a_flood(policy: CachePolicy, found: int
     serve(core, PROMPT, cache=policy)
     flood(core)
     assert cached_tokens(core, make_request("again", [*PROMPT, 5], 1)) == found
+
+
+@pytest.mark.parametrize("up_to", [20, 24])
+@pytest.mark.parametrize("kind", [Kind(window=3), Kind(window=6, pages=2), Kind(chunk=12)])
+def test_a_lease_keeps_what_a_window_shows_where_others_go_on(
+    kind: Kind, up_to: int | None
+) -> None:
+    core = simulated_core(num_blocks=40, kinds=(EVERYTHING, kind))
+    serve(core, PROMPT, out=9, cache=CachePolicy(lease_s=60.0, up_to=up_to))
+    flood(core)
+    assert cached_tokens(core, make_request("again", [*PROMPT, 5], 1)) == up_to
 
 
 @pytest.mark.parametrize(("up_to", "blocks"), [(None, 12), (22, 6), (20, 5), (3, 1), (0, 0)])
