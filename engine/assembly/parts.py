@@ -63,15 +63,12 @@ def load_parts(config: EngineConfig, tell: Callable[[str], None] = lambda _: Non
     threads = threads_of_rank(config.threads, config.tensor_parallel)
     config = msgspec.structs.replace(config, threads=threads)
     choice = choose_kernel_paths(config)
-    reason = _remembers_all(config)
     remedy = "choose a smaller model, quantize to int8 or int4, or have more memory"
     with memory_for("the weights", remedy):
-        with followers_of(config, choice, by_kinds=reason is None) as followers:
-            model = load_model(config, followers, by_kinds=reason is None)
+        with followers_of(config, choice, by_kinds=True) as followers:
+            model = load_model(config, followers, by_kinds=True)
         tell("weights")
         draft = load_draft(config, model)
-    if reason is not None and model.layout.forgets:
-        _log.info("layers with a window or chunks remember every token, for the sake of %s", reason)
     if backends.default(model.device) == "reference":
         _log.warning(
             "kernels/native is not built: attention and products run in plain torch, right and "
@@ -102,13 +99,6 @@ def load_parts(config: EngineConfig, tell: Callable[[str], None] = lambda _: Non
     if num_host_blocks:
         costs = calibrate(model, step_size(config).tokens, info.max_context_tokens)
     return Parts(config, info, model, costs, draft, vocabulary)
-
-
-def _remembers_all(config: EngineConfig) -> str | None:
-    """What has all layers remember every token, whatever they see, in words."""
-    if config.kept_dir is not None:
-        return "blocks that are kept on disk"
-    return None
 
 
 def _rounding(model: PagedModel, choice: Choice) -> str:

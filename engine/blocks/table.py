@@ -312,7 +312,8 @@ class BlockTable:
         """By what others find the blocks of a kind that it leaves."""
         hashes, needed = self.sealed_hashes(), set[int]()
         if self.pool.kinds[number].forgets:
-            needed = self.held.seen(number, {*self._ends, len(hashes) * self._block_size})
+            end = len(hashes) * self._block_size
+            needed = self.held.seen(number, {*self._ends, (max(0, end - NEAR), end)})
         for index, (block, block_hash) in enumerate(zip(self.rows[number], hashes, strict=False)):
             if block != HOLE or index in needed:
                 yield block_hash

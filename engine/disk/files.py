@@ -3,7 +3,8 @@
     magic | length of the head | head | sealed block | sealed block | ...
 
 The head is in clear. A block's *name* in it is a keyed hash of the hash by which the block is found
-in the pool, so it says nothing of tokens or tenants, and is found with the key alone. Each block is
+in the pool, so it says nothing of tokens or tenants, and is found with the key alone. All blocks of
+a file are of one kind. Each is
 sealed by itself with AES-256-GCM. The file's key is derived from the namespace's key and from
 random bytes that no other file has, so a block's number will do as its nonce; the head's digest is
 authenticated with every block.
@@ -50,8 +51,8 @@ class Head(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     """What a file says of its blocks.
 
     `layout` identifies what computed them and how their bytes lie. `parent` is the name of the
-    block that the first one continues, the chain's block number `depth`. The blocks were leased for
-    `lease_seconds` after each use; 0: they were pinned.
+    block that the first one continues, the chain's block number `depth`, or 0 where that is not
+    known. The blocks were leased for `lease_seconds` after each use; 0: they were pinned.
     """
 
     layout: bytes
@@ -73,9 +74,12 @@ def name_key(namespace_key: bytes) -> bytes:
     return derive_key(namespace_key, "kept name")
 
 
-def block_name(key: bytes, block_hash: bytes) -> bytes:
-    """A block's name, by its namespace's `name_key`."""
-    return blake2b(block_hash, key=key, digest_size=NAME_BYTES).digest()
+def block_name(key: bytes, block_hash: bytes, kind: int = 0) -> bytes:
+    """A block's name, by its namespace's `name_key`; those of other kinds than the first have
+    others.
+    """
+    named = block_hash + bytes([kind]) if kind else block_hash
+    return blake2b(named, key=key, digest_size=NAME_BYTES).digest()
 
 
 def new_salt() -> bytes:

@@ -11,9 +11,9 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any, Final
 
-from msgspec import structs
+from msgspec import json, structs
 
-from engine.api import NOTHING_CACHED, EngineInfo, EngineRequest
+from engine.api import EVERYTHING, NOTHING_CACHED, EngineInfo, EngineRequest
 from engine.config import EngineConfig
 from engine.disk.folder import Folder, KeptFile, mark, remove, remove_folder
 from engine.disk.memory import BlockMemory
@@ -61,10 +61,10 @@ class Keeper:
             scheduler, memory, self.shelf, self._folder, self._used, self._damaged
         )
         self._put_on_shelf(self._folder.scan(self._layout, set()))
-        # The pool's first blocks are taken first; what is read would wait for their memory. To make
+        # The pool's first pages are taken first; what is read would wait for their memory. To make
         # it ready takes the cores that the first requests want: if it is soon done, it comes first.
-        num_blocks = min(self.shelf.num_blocks, scheduler.pool.num_blocks)
-        wait([self._disk.submit(memory.make_ready, num_blocks)], _MAKING_READY_SECONDS)
+        num_pages = min(self.shelf.num_bytes // memory.page_bytes, scheduler.pool.num_pages)
+        wait([self._disk.submit(memory.make_ready, num_pages)], _MAKING_READY_SECONDS)
 
     def __len__(self) -> int:
         """How many requests wait."""
@@ -216,8 +216,10 @@ def _found(scan: Future[list[KeptFile]]) -> list[KeptFile]:
 
 
 def _layout(info: EngineInfo, memory: BlockMemory) -> bytes:
-    """What has computed blocks, and how their bytes lie."""
-    parts = (info.hash_extras, memory.block_layout, str(info.block_size).encode())
+    """What has computed blocks, of which kinds they are, and how their bytes lie."""
+    parts = [info.hash_extras, memory.block_layout, str(info.block_size).encode()]
+    if info.kinds != (EVERYTHING,):
+        parts.append(json.encode(info.kinds))
     digest = blake2b(digest_size=16)
     for part in parts:
         digest.update(len(part).to_bytes(8, "little") + part)

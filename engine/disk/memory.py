@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -30,11 +30,14 @@ class Landing:
 
 
 class BlockMemory(Protocol):
-    """The memory of a model's blocks; for the engine's loop, but where any thread is named."""
+    """The memory of a model's blocks; for the engine's loop, but where any thread is named.
+
+    Blocks are given by their pages: all of a call have as many.
+    """
 
     @property
-    def block_bytes(self) -> int:
-        """Of one block."""
+    def page_bytes(self) -> int:
+        """Of one page."""
         ...
 
     @property
@@ -42,18 +45,18 @@ class BlockMemory(Protocol):
         """How the bytes of a block lie."""
         ...
 
-    def make_ready(self, num_blocks: int) -> None:
-        """Let the first blocks be written without delay: for any thread, and may take seconds."""
+    def make_ready(self, num_pages: int) -> None:
+        """Let the first pages be written without delay: for any thread, and may take seconds."""
         ...
 
     def move(self, transfers: Transfers) -> None:
         """Do transfers, behind all steps so far."""
         ...
 
-    def fetch(self, blocks: list[int]) -> Fetched:
+    def fetch(self, blocks: Sequence[Sequence[int]]) -> Fetched:
         """Begin to copy blocks that have been computed. Those fetched before are given up."""
         ...
 
-    def landing(self, blocks: list[int]) -> Landing:
+    def landing(self, blocks: Sequence[Sequence[int]]) -> Landing:
         """Begin to fill blocks, for which no transfer is queued."""
         ...

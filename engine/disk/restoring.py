@@ -2,31 +2,32 @@
 
 The request waits beside the scheduler, so nobody waits for it; and only as long as computing the
 same tokens would take. The blocks are taken for it and filled by a thread, a portion at a time.
-They become findable in the order of their chain, once each is known to hold what was written: who
-reads them finds hits like any others.
+They become findable in the order of their chain, one kind after the other, once each is known to
+hold what was written: who reads them finds hits like any others.
 """
 
 from __future__ import annotations
 
 import time
 from bisect import bisect_left
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
 from typing import Final
 
 from engine.api import EngineRequest
-from engine.blocks.hashing import block_key, parent_hash
+from engine.blocks.hashing import parent_hash
 from engine.blocks.leases import LeaseTerms
 from engine.blocks.partial_hits import Place, place
 from engine.blocks.table import BlockTable
-from engine.disk.files import DamagedFile, block_name, name_key, read_blocks
+from engine.disk.chain import Chain, Part, Plan
+from engine.disk.files import DamagedFile, read_blocks
 from engine.disk.folder import Folder, KeptFile
 from engine.disk.memory import BlockMemory, Landing
-from engine.disk.shelf import Shelf, Spot
+from engine.disk.shelf import Shelf
 from engine.schedule.scheduler import Scheduler
 from engine.system.fair_threads import FairThreads
 
@@ -37,7 +38,7 @@ LONGEST_WAIT_SECONDS: Final = 5.0
 _HASHED_BLOCKS: Final = 512
 """By one call, all requests together: half a millisecond."""
 _MOST_BLOCKS: Final = 1024
-"""Looked up and taken at once for a request."""
+"""Looked up and taken at once for a request, if any number of them is of use."""
 _READ_SECONDS_A_BYTE: Final = 1e-9
 """Until it is known better."""
 _WEIGHT: Final = 0.2
@@ -46,11 +47,12 @@ _WEIGHT: Final = 0.2
 
 @dataclass(slots=True, eq=False)
 class _Portion:
-    """Blocks of one file that a thread fills."""
+    """Blocks of one file, and so of one kind, that a thread fills."""
 
     file: KeptFile
+    kind: int
     indices: range
-    """Of the chain's blocks."""
+    """Of what the chain lacks."""
     landing: Landing
     read: Future[float]
 
@@ -61,21 +63,30 @@ class Restore:
 
     terms: LeaseTerms
     """Of the request that has them read."""
-    hashes: list[bytes]
-    """Of the chain."""
-    targets: dict[int, tuple[int, Place]]
-    """The blocks to be filled, and what they will hold, by their index in the chain."""
-    found: list[int]
-    """Blocks of the pool that the chain begins with: held, so that the others are of use."""
-    portions: deque[_Portion]
+    chain: Chain
+    prompt: list[int]
+    extras: bytes
+    """See `BlockTable`."""
+    plan: Plan
+    blocks: list[int]
+    """To be filled with what the plan lacks."""
+    coming: set[bytes]
+    """The names of that."""
     num_bytes: int
+    portions: deque[_Portion] = field(default_factory=deque)
     is_sound: bool = True
     """Whether what is to come continues what is there, and may be found."""
 
     @property
     def held(self) -> list[int]:
-        """In the order of the chain."""
-        return [*self.found, *(block for block, _ in self.targets.values())]
+        """Of the pool: what it goes on from, without which the others would be of no use, too."""
+        return [*self.plan.held, *self.blocks]
+
+    def place(self, number: int, block_size: int) -> Place:
+        """Where a block of the chain stands."""
+        tokens = self.prompt[number * block_size : (number + 1) * block_size]
+        key = self.chain.key_of(number) + self.extras
+        return place(key, parent_hash(self.chain.hashes, number), tokens)
 
 
 @dataclass(slots=True, eq=False)
@@ -109,7 +120,9 @@ class Restorer:
         self._lifecycle = scheduler.lifecycle
         self._pool = scheduler.pool
         self._memory = memory
-        self._block_bytes = memory.block_bytes
+        self._bytes = [kind.pages * memory.page_bytes for kind in self._pool.kinds]
+        """Of a block of each kind."""
+        self._forgets = any(kind.forgets for kind in self._pool.kinds)
         self._shelf = shelf
         self._folder = folder
         self._on_use = on_use
@@ -132,14 +145,20 @@ class Restorer:
         return [restore.portions[0].read for restore in self._restores]
 
     def submit(self, request: EngineRequest) -> bool:
-        """Let a request wait for its blocks if its chain's first one is on disk."""
+        """Let a request wait for its blocks if its chain's first one is on disk.
+
+        Where no layer needs that one for long, there is no telling before the chain is hashed.
+        """
         if not len(self._shelf) or request.sampling.prompt_logprobs is not None:
             return False
         table = self._scheduler.new_table(request)()
         table.begin(len(request.prompt))
         table.hash_ahead(request.prompt, 1)
         hashes = table.prefix_hashes(request.prompt[: self._lifecycle.block_size + 1])
-        if not self._spots(request, hashes, 0):
+        if not hashes:
+            return False
+        chain = Chain(request, hashes, self._lifecycle.tiers, self._shelf)
+        if not self._pool.kinds[0].forgets and not chain.is_on_disk(0):
             return False
         self._waiting[request.request_id] = _Waiting(request, table, time.monotonic())
         return True
@@ -186,67 +205,66 @@ class Restorer:
     def _begin(self, one: _Waiting) -> None:
         """Find out what a request can have from disk, and have it read if that is worth while."""
         hashes = one.table.prefix_hashes(one.request.prompt)
-        found = self._pool.find(hashes)
-        first = len(found) + len(self._lifecycle.tiers.host.find(hashes[len(found) :]))
-        one.restore = self._under_way(hashes, first)
-        spots = self._spots(one.request, hashes, first) if one.restore is None else []
-        one.deadline = one.deadline or one.since + self._computing_seconds(first, len(hashes))
-        if spots and self._is_faster(first, len(spots)):
-            room = self._room(one.request.tenant, found, len(spots))
-            if room:
-                one.restore = self._start(one, hashes, found, first, spots[:room])
+        coming = [restore.coming for restore in self._restores if restore.is_sound]
+        chain = Chain(one.request, hashes, self._lifecycle.tiers, self._shelf, coming)
+        first, most = chain.num_ready, len(hashes)
+        one.deadline = one.deadline or one.since + self._computing_seconds(first, most)
+        end = chain.longest(most if self._forgets else min(most, first + _MOST_BLOCKS))
+        one.restore = self._bring(one, chain, end) if end > first else None
         one.is_ready = one.restore is None
 
-    def _under_way(self, hashes: list[bytes], first: int) -> Restore | None:
-        """Who reads block number `first` of a chain already."""
-        if first == len(hashes):
+    def _bring(self, one: _Waiting, chain: Chain, end: int) -> Restore | None:
+        """Have the first `end` blocks of a chain brought back, unless somebody does already."""
+        plan = chain.plan(end)
+        if plan.coming:
+            return self._under_way(plan.coming)
+        if not self._is_faster(chain.num_ready, end, self._size(plan.absent)):
             return None
-        for other in self._restores:
-            if other.is_sound and first in other.targets and other.hashes[first] == hashes[first]:
-                return other
-        return None
+        fitting = self._fitting(one.request.tenant, chain, plan, end)
+        return self._start(one, chain, fitting) if fitting.absent else None
 
-    def _start(
-        self,
-        one: _Waiting,
-        hashes: list[bytes],
-        found: list[int],
-        first: int,
-        spots: list[Spot],
-    ) -> Restore:
-        """Take blocks for what is at `spots`, number `first` of the chain on, and have it read."""
+    def _under_way(self, names: list[bytes]) -> Restore:
+        """Who reads one of these blocks."""
+        running = (restore for restore in self._restores if restore.is_sound)
+        return next(one for one in running if not one.coming.isdisjoint(names))
+
+    def _start(self, one: _Waiting, chain: Chain, plan: Plan) -> Restore:
+        """Take blocks for what a chain lacks in memory, and have it read."""
         tenant, terms = one.request.tenant, self._scheduler.lease_terms(one.request)
-        self._pool.acquire(found)
-        blocks = self._pool.allocate(len(spots), tenant)
+        self._pool.acquire(plan.held)
+        blocks: list[int] = []
+        for kind, count in sorted(Counter(part.kind for part in plan.absent).items()):
+            blocks += self._pool.allocate(count, tenant, kind)
         self._move_evicted()
-        restore = Restore(terms, hashes, {}, found, deque(), len(spots) * self._block_bytes)
-        for index, block in enumerate(blocks, first):
-            restore.targets[index] = block, self._place(one, hashes, index)
-        most = max(1, PORTION_BYTES // self._block_bytes)
-        prepared: list[tuple[KeptFile, range, Landing, Callable[[], float]]] = []
-        start = 0
-        for end in range(1, len(spots) + 1):
-            is_over = end == len(spots) or spots[end].file is not spots[start].file
-            if is_over or end - start == most:
-                indices = range(first + start, first + end)
-                prepared.append(self._prepare(restore, indices, spots[start:end]))
-                start = end
+        coming, size = {part.name for part in plan.absent}, self._size(plan.absent)
+        prompt, extras = one.request.prompt, one.table.extras
+        restore = Restore(terms, chain, prompt, extras, plan, blocks, coming, size)
+        prepared = [(own, *self._prepare(restore, own)) for own in self._portions(plan.absent)]
         # Once all are prepared: threads that read ask for the interpreter's lock all the time.
-        for file, indices, landing, work in prepared:
-            read = self._reads.submit(tenant, work)
-            restore.portions.append(_Portion(file, indices, landing, read))
+        for own, landing, work in prepared:
+            first, read = plan.absent[own.start], self._reads.submit(tenant, work)
+            restore.portions.append(_Portion(first.spot.file, first.kind, own, landing, read))
         self._restores.append(restore)
         self._lifecycle.tiers.incoming += restore.held
         return restore
 
-    def _prepare(
-        self, restore: Restore, indices: range, spots: Sequence[Spot]
-    ) -> tuple[KeptFile, range, Landing, Callable[[], float]]:
-        file = spots[0].file
-        landing = self._memory.landing([restore.targets[index][0] for index in indices])
-        wanted = [(spot.number, file.head.names[spot.number]) for spot in spots]
-        key = restore.targets[indices.start][1].namespace_key
-        return file, indices, landing, partial(_timed_read, file, key, wanted, landing)
+    def _portions(self, parts: list[Part]) -> Iterator[range]:
+        """What is read by one call each, of one file."""
+        start = 0
+        for end in range(1, len(parts) + 1):
+            first = parts[start]
+            is_over = end == len(parts) or parts[end].spot.file is not first.spot.file
+            if is_over or end - start == max(1, PORTION_BYTES // self._bytes[first.kind]):
+                yield range(start, end)
+                start = end
+
+    def _prepare(self, restore: Restore, own: range) -> tuple[Landing, Callable[[], float]]:
+        parts = restore.plan.absent[own.start : own.stop]
+        blocks = restore.blocks[own.start : own.stop]
+        file, key = parts[0].spot.file, restore.chain.key_of(parts[0].number)
+        landing = self._memory.landing(list(map(self._pool.pages_of, blocks)))
+        wanted = [(part.spot.number, part.name) for part in parts]
+        return landing, partial(_timed_read, file, key, wanted, landing)
 
     def _take(self, restore: Restore) -> None:
         """Make findable what has come of a chain; behind its last portion, let go of its blocks."""
@@ -275,18 +293,20 @@ class Restorer:
             self._on_damage(portion.file, error)
             return
         portion.landing.land()
-        count = len(portion.indices)
-        observed = portion.read.result() / (count * self._block_bytes)
+        kind, hashes = portion.kind, list[bytes]()
+        observed = portion.read.result() / (len(portion.indices) * self._bytes[kind])
         self._seconds_a_byte += _WEIGHT * (observed - self._seconds_a_byte)
         for index in portion.indices:
-            block, where = restore.targets[index]
-            self._pool.register(block, restore.hashes[index], where)
+            number = restore.plan.absent[index].number
+            where = restore.place(number, self._lifecycle.block_size)
+            hashes.append(restore.chain.hashes[number])
+            self._pool.register(restore.blocks[index], hashes[-1], where, kind=kind)
         # To find them is a use, from which on the leases last that they had: nobody else's.
         terms = restore.terms
         if self._folder.may_be_of(terms.tenant, portion.file):
             terms = replace(terms, seconds=max(portion.file.head.lease_seconds, terms.seconds))
-        self._pool.lease([restore.hashes[index] for index in portion.indices], terms)
-        self.num_restored += count
+        self._pool.lease(hashes, terms, kind)
+        self.num_restored += len(hashes)
         self._on_use(portion.file)
 
     def _move_evicted(self) -> None:
@@ -296,47 +316,41 @@ class Restorer:
             self._memory.move(transfers.take())
             transfers.settle()
 
-    def _place(self, one: _Waiting, hashes: list[bytes], index: int) -> Place:
-        size, request = self._lifecycle.block_size, one.request
-        key = block_key(request.namespaces, index, size)
-        tokens = request.prompt[index * size : (index + 1) * size]
-        return place(key + one.table.extras, parent_hash(hashes, index), tokens)
-
-    def _spots(self, request: EngineRequest, hashes: list[bytes], first: int) -> list[Spot]:
-        """Where the blocks of a chain are, from number `first` on without a gap; a part of them
-        where they are very many.
+    def _fitting(self, tenant: str, chain: Chain, plan: Plan, end: int) -> Plan:
+        """The plan for the first `end` blocks of a chain, or for as many of them as there are pages
+        for, beside those that running requests are to have.
         """
-        spots: list[Spot] = []
-        names: dict[bytes, bytes] = {}
-        for index in range(first, min(len(hashes), first + _MOST_BLOCKS)):
-            key = block_key(request.namespaces, index, self._lifecycle.block_size)
-            if key not in names:
-                names[key] = name_key(key)
-            spot = self._shelf.find(block_name(names[key], hashes[index]))
-            if spot is None:
-                break
-            spots.append(spot)
-        return spots
+        spare, kinds = self._lifecycle.headroom(self._lifecycle.running.values()), self._pool.kinds
 
-    def _room(self, tenant: str, found: list[int], most: int) -> int:
-        """How many blocks may be taken beside those that running requests are to have."""
-        spare = self._lifecycle.headroom(self._lifecycle.running.values())
-        return bisect_left(
-            range(1, most + 1),
-            True,
-            key=lambda count: not self._pool.can_allocate(count + spare, tenant, found),
-        )
+        def is_too_much(plan: Plan) -> bool:
+            pages = sum(kinds[part.kind].pages for part in plan.absent)
+            fits = self._pool.can_allocate(pages + spare, tenant, plan.held)
+            return bool(plan.coming) or not fits
+
+        def shorter(most: int) -> Plan:
+            return chain.plan(chain.longest(most))
+
+        if not is_too_much(plan):
+            return plan
+        limits = range(chain.num_ready + 1, end)
+        most = bisect_left(limits, True, key=lambda limit: is_too_much(shorter(limit)))
+        return shorter(chain.num_ready + most)
 
     def _computing_seconds(self, first: int, end: int) -> float:
         size = self._lifecycle.block_size
         seconds = self._scheduler.pace.seconds(first * size, (end - first) * size)
         return LONGEST_WAIT_SECONDS if seconds is None else min(seconds, LONGEST_WAIT_SECONDS)
 
-    def _is_faster(self, first: int, count: int) -> bool:
-        """Whether blocks are read, behind what is to be read already, sooner than computed."""
+    def _is_faster(self, first: int, end: int, num_bytes: int) -> bool:
+        """Whether so much is read, behind what is to be read already, sooner than blocks number
+        `first ... end` are computed."""
         ahead = sum(restore.num_bytes for restore in self._restores)
-        reading = (ahead + count * self._block_bytes) * self._seconds_a_byte
-        return reading < self._computing_seconds(first, first + count)
+        reading = (ahead + num_bytes) * self._seconds_a_byte
+        return reading < self._computing_seconds(first, end)
+
+    def _size(self, parts: list[Part]) -> int:
+        """In bytes."""
+        return sum(self._bytes[part.kind] for part in parts)
 
 
 def _timed_read(

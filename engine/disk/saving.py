@@ -9,12 +9,13 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass
 from functools import partial
 from typing import Final, NamedTuple
 
+from engine.blocks.partial_hits import Place
 from engine.disk.files import NO_PARENT, Head, block_name, name_key, new_salt, write_file
 from engine.disk.folder import Folder, KeptFile, disk_bytes, mark, remove
 from engine.disk.memory import BlockMemory, Fetched
@@ -37,6 +38,7 @@ class Candidate:
     """A block of the pool that is to be kept and is not on disk."""
 
     block: int
+    kind: int
     block_hash: bytes
     name: bytes
     parent_hash: bytes
@@ -58,7 +60,7 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Blocks that follow each other in a chain, whose block number `depth` is the first."""
+    """Blocks of a kind that follow each other in a chain; the first is its number `depth`."""
 
     parent: bytes
     """The name of what the first one continues."""
@@ -72,32 +74,36 @@ class Run:
 
 
 def make_runs(
-    candidates: Iterable[Candidate], on_disk: Mapping[bytes, tuple[bytes, int]], most_blocks: int
+    candidates: Sequence[Candidate],
+    on_disk: Mapping[bytes, tuple[bytes, int]],
+    most_blocks: int,
+    *,
+    forgets: bool = False,
 ) -> list[Run]:
-    """Runs of at most `most_blocks`, each behind the one that it continues.
+    """Runs of at most `most_blocks` of one kind, each behind the one that it continues.
 
-    `on_disk` has the blocks that are there already: by hash, their names and their numbers in the
-    chain. What continues neither these nor a chain's beginning could never be found, and is left.
+    `on_disk` has the blocks that are there already, or are to be: by hash, their names and their
+    numbers in the chain. What continues neither these nor a chain's beginning could never be found,
+    and is left; unless all kinds `forget`, and nobody needs what it continues.
     """
     children: dict[bytes, list[Candidate]] = {}
     for one in candidates:
         children.setdefault(one.parent_hash, []).append(one)
-    heads = deque(
-        (name, depth + 1, child)
-        for parent, (name, depth) in on_disk.items()
-        for child in children.get(parent, ())
-    )
-    roots = (parent for parent in children if not any(parent))
-    heads.extend((NO_PARENT, 0, child) for parent in roots for child in children[parent])
+    heads: deque[tuple[bytes, int, Candidate]] = deque()
+    own = {one.block_hash for one in candidates}
+    for parent_hash, following in children.items():
+        if parent_hash not in own and (parent_hash in on_disk or forgets or not any(parent_hash)):
+            parent, depth = on_disk.get(parent_hash, (NO_PARENT, -1))
+            heads.extend((parent, depth + 1, child) for child in following)
     runs: list[Run] = []
     while heads:
         parent, depth, last = heads.popleft()
         blocks = [last]
-        following = children.get(last.block_hash, ())
+        following = children.get(last.block_hash, [])
         while len(blocks) < most_blocks and len(following) == 1 and following[0].may_follow(last):
             last = following[0]
             blocks.append(last)
-            following = children.get(last.block_hash, ())
+            following = children.get(last.block_hash, [])
         runs.append(Run(parent, depth, blocks))
         heads.extend((last.name, depth + len(blocks), child) for child in following)
     return runs
@@ -142,14 +148,16 @@ class Saver:
         self._folder = folder
         self._layout = layout
         self._disk = disk
-        self._most_blocks = max(1, PORTION_BYTES // memory.block_bytes)
+        self._bytes = [kind.pages * memory.page_bytes for kind in self._pool.kinds]
+        """Of a block of each kind."""
         self._look = 0
         """The number of the newest look through the pool."""
         self._next: int | None = None
-        """The block to be looked at next; `None` between two looks through the pool."""
+        """The page to be looked at next; `None` between two looks through the pool."""
         self._name_keys: dict[bytes, bytes] = {}
         self._candidates: list[Candidate] = []
         self._on_disk: dict[bytes, tuple[bytes, int]] = {}
+        """Blocks of the first kind, as for `make_runs`."""
         self._renewed: dict[KeptFile, float] = {}
         self._runs: deque[Run] = deque()
         self._writing: _Writing | None = None
@@ -187,15 +195,15 @@ class Saver:
             self._writing.is_wanted = False
 
     def _look_on(self, first: int) -> None:
-        end = min(first + _LOOKED_AT, self._pool.num_blocks)
+        end = min(first + _LOOKED_AT, self._pool.num_pages)
         unsettled, now = self._scheduler.unsettled(), time.time()
         for block in range(first, end):
             block_hash = self._pool.hash_of(block)
             keep = None if block_hash is None else self._wish(block)
             if block_hash is not None and keep is not None and block not in unsettled:
-                self._consider(block, block_hash, keep, now)
+                self._consider(block, block_hash, keep, unsettled, now)
         self._next = end
-        if end == self._pool.num_blocks:
+        if end == self._pool.num_pages:
             self._next = None
             self._end_look(now)
 
@@ -206,24 +214,40 @@ class Saver:
         lease = self._pool.leases.longest(block)
         return None if lease is None else Keep(*lease)
 
-    def _consider(self, block: int, block_hash: bytes, keep: Keep, now: float) -> None:
+    def _consider(
+        self, block: int, block_hash: bytes, keep: Keep, unsettled: set[int], now: float
+    ) -> None:
+        """A block of the first kind, and those beside it, which are of use with it alone."""
         where = self._scheduler.tiers.partial_hits.place_of(block)
         if where is None:
             return  # found by an equal block's tokens, which is gone
+        self._note(block, 0, block_hash, where, keep, now)
+        for kind in range(1, len(self._bytes)):
+            for other in self._pool.find([block_hash], kind):
+                wish = None if other in unsettled else self._wish(other)
+                if wish is not None:
+                    self._note(other, kind, block_hash, where, wish, now)
+
+    def _note(
+        self, block: int, kind: int, block_hash: bytes, where: Place, keep: Keep, now: float
+    ) -> None:
+        """A block is to be kept, and may be on disk."""
         key = self._name_keys.get(where.namespace_key)
         if key is None:
             key = self._name_keys[where.namespace_key] = name_key(where.namespace_key)
-        name, until = block_name(key, block_hash), now + keep.seconds
+        name, until = block_name(key, block_hash, kind), now + keep.seconds
         spot = self._shelf.find(name)
         if spot is not None:
             spot.file.look = self._look
-            self._on_disk[block_hash] = name, spot.file.head.depth + spot.number
+            if not kind:
+                self._on_disk[block_hash] = name, spot.file.head.depth + spot.number
             if until - spot.file.until > _RENEWED_SHARE * keep.seconds:
                 self._renewed[spot.file] = max(until, self._renewed.get(spot.file, 0.0))
             return
         self._candidates.append(
             Candidate(
                 block=block,
+                kind=kind,
                 block_hash=block_hash,
                 name=name,
                 parent_hash=where.parent_hash,
@@ -242,15 +266,33 @@ class Saver:
         expired = self._shelf.drop_expired(now)
         if expired:
             self._disk.submit(remove, expired)
-        self._runs = deque(make_runs(self._candidates, self._on_disk, self._most_blocks))
+        self._runs = deque(self._make_runs())
         self._candidates, self._on_disk = [], {}
         self._renewed, self._name_keys = {}, {}
+
+    def _make_runs(self) -> list[Run]:
+        """Those of the first kind in their order, and behind each the others' that lie beside it,
+        or end there: what there is room for is of use.
+        """
+        kept, forgets = self._on_disk, self._pool.kinds[0].forgets
+        runs: list[Run] = []
+        order: dict[bytes, int] = {}
+        for kind, size in enumerate(self._bytes):
+            own = [one for one in self._candidates if one.kind == kind]
+            if kind:
+                own = [one for one in own if one.block_hash in kept]
+            runs += make_runs(own, kept, max(1, PORTION_BYTES // size), forgets=forgets)
+            for number, run in enumerate(runs if kind == 0 else (), 1):
+                for depth, one in enumerate(run.blocks, run.depth):
+                    kept[one.block_hash] = one.name, depth
+                    order[one.block_hash] = number
+        return sorted(runs, key=lambda run: order.get(run.blocks[-1].block_hash, 0))
 
     def _start(self, run: Run) -> None:
         """Copy a run whose blocks are still what they were when they were looked at."""
         unsettled = self._scheduler.unsettled()
         if any(
-            self._pool.hash_of(one.block) != one.block_hash or one.block in unsettled
+            self._pool.find([one.block_hash], one.kind) != [one.block] or one.block in unsettled
             for one in run.blocks
         ):
             return
@@ -264,7 +306,7 @@ class Saver:
             self._runs = deque(one for one in self._runs if one.blocks[0].owner != owner)
             return
         self._disk.submit(remove, victims)
-        fetched = self._memory.fetch([one.block for one in run.blocks])
+        fetched = self._memory.fetch([self._pool.pages_of(one.block) for one in run.blocks])
         self._writing = _Writing(run, head, fetched)
 
     def _head(self, run: Run) -> Head:
@@ -274,7 +316,7 @@ class Saver:
             parent=run.parent,
             depth=run.depth,
             lease_seconds=run.blocks[0].lease_seconds,
-            block_bytes=self._memory.block_bytes,
+            block_bytes=self._bytes[run.blocks[0].kind],
             names=tuple(one.name for one in run.blocks),
         )
 

@@ -43,11 +43,6 @@ class Shelf:
         return self._bytes.total()
 
     @property
-    def num_blocks(self) -> int:
-        """Blocks that can be found."""
-        return len(self._spots)
-
-    @property
     def owners(self) -> set[str]:
         """Who has files, by the names of their folders."""
         return set(self._owners)

@@ -1,12 +1,14 @@
 """The bytes of blocks, for who keeps them elsewhere: copied out, and put back.
 
-On a CPU they are put back where they belong. Beside a GPU both ways lead through pinned memory, in
-the queue of copies.
+On a CPU they are put back where they belong, but for blocks of several pages, whose bytes come in
+one piece. Beside a GPU both ways lead through pinned memory, in the queue of copies.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
+from itertools import chain
 
 import numpy as np
 import torch
@@ -25,7 +27,7 @@ have memory mapped, as each large buffer has.
 
 
 class BlockImages:
-    """The images of a model's blocks: the bytes of their rows, one block behind the other."""
+    """The images of a model's blocks: the bytes of their pages, one behind the other."""
 
     def __init__(self, model: PagedModel, copies: BlockCopies) -> None:
         self._model = model
@@ -34,8 +36,8 @@ class BlockImages:
         """What was fetched last."""
 
     @property
-    def block_bytes(self) -> int:
-        """Of one block."""
+    def page_bytes(self) -> int:
+        """Of one page."""
         return self._model.page_bytes
 
     @property
@@ -43,12 +45,12 @@ class BlockImages:
         """How the bytes of a block lie."""
         return f"{self._model.pages.describe()} {self._model.kv_storage}".encode()
 
-    def make_ready(self, num_blocks: int) -> None:
+    def make_ready(self, num_pages: int) -> None:
         """See `engine.disk.memory.BlockMemory`."""
         if self._model.device.type == "cpu":
-            count = max(1, _READY_BYTES // self.block_bytes)
-            for first in range(0, num_blocks, count):
-                populate(self._model.rows[first : min(first + count, num_blocks)])
+            count = max(1, _READY_BYTES // self.page_bytes)
+            for first in range(0, num_pages, count):
+                populate(self._model.rows[first : min(first + count, num_pages)])
 
     @torch.inference_mode()
     def move(self, transfers: Transfers) -> None:
@@ -60,28 +62,31 @@ class BlockImages:
             self._model.copy_pages(transfers.copies)
             self._copies.launched(touched)
 
-    def fetch(self, blocks: list[int]) -> Fetched:
+    def fetch(self, blocks: Sequence[Sequence[int]]) -> Fetched:
         """See `engine.disk.memory.BlockMemory`."""
-        if len(self._staged) < len(blocks):
-            self._staged = self._staging(len(blocks))
-        rows = self._staged[: len(blocks)]
-        return Fetched(_views(rows), self._copies.fetch(blocks, rows).query)
+        pages = list(chain.from_iterable(blocks))
+        if len(self._staged) < len(pages):
+            self._staged = self._staging(len(pages))
+        rows = self._staged[: len(pages)]
+        return Fetched(_views(rows, len(blocks)), self._copies.fetch(pages, rows).query)
 
-    def landing(self, blocks: list[int]) -> Landing:
+    def landing(self, blocks: Sequence[Sequence[int]]) -> Landing:
         """See `engine.disk.memory.BlockMemory`."""
-        if self._model.device.type == "cpu":
+        pages = list(chain.from_iterable(blocks))
+        if self._model.device.type == "cpu" and len(pages) == len(blocks):
             own = self._model.rows.numpy()  # whose rows are views sooner than a tensor's
-            return Landing([memoryview(own[block]) for block in blocks], lambda: None)
-        return self._staged_landing(blocks)
+            return Landing([memoryview(own[page]) for page in pages], lambda: None)
+        return self._staged_landing(pages, len(blocks))
 
-    def _staged_landing(self, blocks: list[int]) -> Landing:
-        rows = self._staging(len(blocks))
-        return Landing(_views(rows), partial(self._copies.land, rows, blocks))
+    def _staged_landing(self, pages: list[int], num_blocks: int) -> Landing:
+        rows = self._staging(len(pages))
+        return Landing(_views(rows, num_blocks), partial(self._copies.land, rows, pages))
 
     def _staging(self, count: int) -> Tensor:
         is_pinned = self._model.device.type == "cuda"
-        return torch.empty(count, self.block_bytes, dtype=torch.uint8, pin_memory=is_pinned)
+        return torch.empty(count, self.page_bytes, dtype=torch.uint8, pin_memory=is_pinned)
 
 
-def _views(rows: Tensor) -> list[memoryview]:
-    return [memoryview(row) for row in rows.numpy()]
+def _views(rows: Tensor, num_blocks: int) -> list[memoryview]:
+    """Of blocks whose pages are neighbours: `rows` is [num_pages, page_bytes]."""
+    return [memoryview(block) for block in rows.view(num_blocks, -1).numpy()]

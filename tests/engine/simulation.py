@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from itertools import chain
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -114,8 +115,8 @@ def _columns(table: BlockTable) -> Columns:
     ]
 
 
-def _views(rows: np.ndarray) -> list[memoryview]:
-    return [memoryview(row).cast("B") for row in rows]
+def _views(rows: np.ndarray, num_blocks: int) -> list[memoryview]:
+    return [memoryview(block).cast("B") for block in rows.reshape(num_blocks, -1)]
 
 
 class SimulatedRunner:
@@ -138,24 +139,25 @@ class SimulatedRunner:
         return self
 
     @property
-    def block_bytes(self) -> int:
+    def page_bytes(self) -> int:
         return self.memory[:1].nbytes
 
     @property
     def block_layout(self) -> bytes:
         return str(self.memory.dtype).encode()
 
-    def make_ready(self, num_blocks: int) -> None:
-        self.num_ready = num_blocks
+    def make_ready(self, num_pages: int) -> None:
+        assert num_pages <= len(self.memory)
 
-    def fetch(self, blocks: list[int]) -> Fetched:
-        return Fetched(_views(self.memory[blocks]), lambda: True)
+    def fetch(self, blocks: list[list[int]]) -> Fetched:
+        return Fetched(_views(self.memory[list(chain(*blocks))], len(blocks)), lambda: True)
 
-    def landing(self, blocks: list[int]) -> Landing:
+    def landing(self, blocks: list[list[int]]) -> Landing:
         """Targets are poisoned; what is written there is in the memory once it has landed."""
-        rows = np.full((len(blocks), self.block_size), -3)
-        self.memory[blocks] = -3
-        return Landing(_views(rows), lambda: self.memory.__setitem__(blocks, rows))
+        pages = list(chain(*blocks))
+        rows = np.full((len(pages), self.block_size), -3)
+        self.memory[pages] = -3
+        return Landing(_views(rows, len(blocks)), lambda: self.memory.__setitem__(pages, rows))
 
     def read(self, plan: StepPlan) -> Work:
         writes, draws = [], []
@@ -260,11 +262,12 @@ class LateRunner(SimulatedRunner):
         """Between two steps; those of a step are its own."""
         self.queue.append(LateMoves(lambda: super(LateRunner, self).move(transfers)))
 
-    def landing(self, blocks: list[int]) -> Landing:
+    def landing(self, blocks: list[list[int]]) -> Landing:
         """They land behind all steps launched so far."""
-        rows = np.full((len(blocks), self.block_size), -3)
-        moves = LateMoves(lambda: self.memory.__setitem__(blocks, rows))
-        return Landing(_views(rows), lambda: self.queue.append(moves))
+        pages = list(chain(*blocks))
+        rows = np.full((len(pages), self.block_size), -3)
+        moves = LateMoves(lambda: self.memory.__setitem__(pages, rows))
+        return Landing(_views(rows, len(blocks)), lambda: self.queue.append(moves))
 
     def launch(self, plan: StepPlan) -> LateStep:
         self.launches.append(len(self.queue))

@@ -117,11 +117,6 @@ class AttentionLayout:
     """Of a rank's part the whole model's: on every rank a layer lies in the same one of a block's
     pages, whatever part of its heads is there."""
 
-    @property
-    def forgets(self) -> bool:
-        """Whether a layer sees less than everything."""
-        return any(_rule(call).forgets for call in self.calls)
-
     def pages(self, block_size: int, storage: torch.dtype) -> PageLayout:
         """How blocks of so many tokens lie in pages.
 

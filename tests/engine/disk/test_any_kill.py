@@ -19,17 +19,21 @@ from pathlib import Path
 
 import pytest
 
-from engine.api import CachePolicy, Namespaces, TenantShare
+from engine.api import EVERYTHING, CachePolicy, Kind, Namespaces, TenantShare
 from engine.serve.core import EngineCore
 from tests.engine.disk.simulated import keeper, kept_files, spoil, start
 from tests.engine.simulation import expected_output, make_request, random_prompt
+
+ALIKE = (EVERYTHING,)
+WINDOWS = (EVERYTHING, Kind(window=6, pages=2), Kind(window=3))
+WINDOWS_ALONE = (Kind(window=9), Kind(window=5, pages=2))
 
 
 class Life:
     """One engine after the other on the same folder, with the same few prompts."""
 
-    def __init__(self, folder: Path, seed: int) -> None:
-        self.rng, self.folder = random.Random(seed), folder
+    def __init__(self, folder: Path, seed: int, kinds: tuple[Kind, ...] = ALIKE) -> None:
+        self.rng, self.folder, self.kinds = random.Random(seed), folder, kinds
         self.prompts = [random_prompt(self.rng, self.rng.randrange(20, 60)) for _ in range(3)]
         self.prompts += [one[:24] + random_prompt(self.rng, 20) for one in self.prompts]
         self.secrets = {"a": "one", "b": "one"}
@@ -38,13 +42,14 @@ class Life:
         self.core = self._start()
 
     def _start(self) -> EngineCore:
-        self.hosts = self.rng.choice([0, 0, 12])
+        self.hosts = self.rng.choice([0, 0, 12]) if self.kinds == ALIKE else 0
         core = start(
             self.folder,
             num_blocks=self.rng.choice([40, 96]),
             num_host_blocks=self.hosts,
             runs_ahead=self.rng.random() < 0.5,
-            kept_bytes=self.rng.choice([1 << 20, 4 * 4096]),
+            kept_bytes=self.rng.choice([1 << 20, 4 * 4096 * len(self.kinds)]),
+            kinds=self.kinds,
         )
         if self.rng.random() < 0.7:  # else nobody is there yet to say whose files may stay
             keeper(core).forget_others(dict(self.secrets))
@@ -118,6 +123,16 @@ class Life:
         self.core = self._start()
 
 
+@pytest.mark.parametrize("kinds", [WINDOWS, WINDOWS_ALONE])
+def test_no_block_of_any_kind_is_ever_wrong(tmp_path: Path, kinds: tuple[Kind, ...]) -> None:
+    lives = [Life(tmp_path / f"{seed}", seed, kinds) for seed in (1, 8)]
+    for life in lives:
+        for _ in range(12):
+            life.live(40)
+            life.die()
+    assert any(life.num_restored for life in lives), "nothing was ever read"
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_no_block_is_ever_wrong(tmp_path: Path, seed: int) -> None:
     life = Life(tmp_path, seed)
@@ -128,9 +143,12 @@ def test_no_block_is_ever_wrong(tmp_path: Path, seed: int) -> None:
 
 
 @pytest.mark.exhaustive
+@pytest.mark.parametrize("kinds", [ALIKE, WINDOWS, WINDOWS_ALONE])
 @pytest.mark.parametrize("seed", range(100, 140))
-def test_no_block_is_ever_wrong_in_long_lives(tmp_path: Path, seed: int) -> None:
-    life = Life(tmp_path, seed)
+def test_no_block_is_ever_wrong_in_long_lives(
+    tmp_path: Path, seed: int, kinds: tuple[Kind, ...]
+) -> None:
+    life = Life(tmp_path, seed, kinds)
     for _ in range(60):
         life.live(60)
         life.die()

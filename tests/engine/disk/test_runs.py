@@ -9,9 +9,12 @@ from engine.disk.saving import Candidate, Run, make_runs
 ROOT = bytes(HASH_BYTES)
 
 
-def block(number: int, parent: int | None, owner: str = "a", key: bytes = b"k") -> Candidate:
+def block(
+    number: int, parent: int | None, owner: str = "a", key: bytes = b"k", kind: int = 0
+) -> Candidate:
     return Candidate(
         block=number,
+        kind=kind,
         block_hash=hash_of(number),
         name=name_of(number),
         parent_hash=ROOT if parent is None else hash_of(parent),
@@ -66,3 +69,17 @@ def test_what_is_on_disk_is_continued() -> None:
 
 def test_what_continues_nothing_that_is_kept_is_left() -> None:
     assert make_runs([block(7, 6), block(8, 7)], {}, 9) == []
+
+
+def test_where_all_is_forgotten_a_run_begins_anywhere() -> None:
+    chain = [block(7, 6), block(8, 7), block(3, None)]
+    assert told(make_runs(chain, {}, 9, forgets=True)) == [
+        (NO_PARENT, 0, [7, 8]),
+        (NO_PARENT, 0, [3]),
+    ]
+
+
+def test_a_run_of_another_kind_begins_where_the_first_kind_goes_on() -> None:
+    first = {hash_of(n): (name_of(n), n) for n in range(9)}
+    chain = [block(n, n - 1, kind=1) for n in (4, 5, 8)]
+    assert told(make_runs(chain, first, 9)) == [(name_of(3), 4, [4, 5]), (name_of(7), 8, [8])]

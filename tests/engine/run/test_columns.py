@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import logging
 import random
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -14,8 +11,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from engine.api import EVERYTHING
-from engine.assembly.parts import Parts, _remembers_all, load_parts, make_graphs, make_pieces
+from engine.assembly.parts import Parts, load_parts, make_graphs, make_pieces
 from engine.batch.batch import Batch, pack, token_by_token
 from engine.config import EngineConfig
 from engine.model.calibration import calibrate_rows, calibrate_steps
@@ -145,33 +141,6 @@ def test_codes_of_every_kind_lie_in_pages_of_their_own(parts: Parts) -> None:
     assert 0 < relative_error(*logits) < 0.05
     head_dim = layout.calls[0].head_dim
     assert coded.page_bytes * head_dim * 4 == exact.page_bytes * (head_dim + SCALE_BYTES)
-
-
-@pytest.mark.parametrize(
-    ("options", "reason"),
-    [
-        ({"kept_dir": "kept"}, "kept on disk"),
-    ],
-)
-def test_what_keeps_or_cuts_blocks_has_all_layers_remember_everything(
-    options: dict[str, Any], reason: str
-) -> None:
-    assert reason in (_remembers_all(EngineConfig(model_path="model", **options)) or "")
-
-
-def test_layers_that_remember_more_than_they_see_are_told_of(
-    parts: Parts, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    config = msgspec.structs.replace(parts.config, kept_dir=str(tmp_path))
-    with caplog.at_level(logging.INFO):
-        together = load_parts(config)
-    told = (
-        "layers with a window or chunks remember every token, for the sake of blocks that are kept "
-        "on disk"
-    )
-    assert caplog.messages.count(told) == 1
-    assert together.model.kinds == together.info.kinds == (EVERYTHING,)
-    assert together.info.num_pages == together.info.num_blocks
 
 
 def test_the_host_tier_is_cut_into_pages_as_the_memory_is(parts: Parts) -> None:

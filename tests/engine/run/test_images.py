@@ -24,14 +24,13 @@ def test_blocks_come_out_and_go_back_bit_for_bit(tmp_path: Path) -> None:
     model = filled(tmp_path)
     images = BlockImages(model, BlockCopies(model))
     before = model.memory.clone()
-    fetched = images.fetch([7, 2, 3])
+    fetched = images.fetch([[7], [2], [3]])
     assert fetched.is_there()
     sources = [bytes(image) for image in fetched.images]
-    assert [len(source) for source in sources] == [images.block_bytes] * 3
-    for land in (images.landing, images._staged_landing):
+    assert [len(source) for source in sources] == [images.page_bytes] * 3
+    for landing in (images.landing([[7], [2], [3]]), images._staged_landing([7, 2, 3], 3)):
         model.memory.copy_(before)
         model.memory[[7, 2, 3]] = 0
-        landing = land([7, 2, 3])
         for target, source in zip(landing.targets, sources, strict=True):
             target[:] = source
         landing.land()
@@ -44,6 +43,20 @@ def test_what_is_fetched_is_a_copy(tmp_path: Path) -> None:
     for _ in range(5):
         blocks = rng.sample(range(12), rng.randrange(1, 6))
         expected = [model.memory[block].numpy().tobytes() for block in blocks]
-        fetched = images.fetch(blocks)
+        fetched = images.fetch([[block] for block in blocks])
         model.memory[blocks] += 1
         assert [bytes(image) for image in fetched.images] == expected
+
+
+def test_the_pages_of_a_block_are_one_image(tmp_path: Path) -> None:
+    model = filled(tmp_path)
+    images, blocks = BlockImages(model, BlockCopies(model)), [[7, 2], [3, 11]]
+    before, fetched = model.memory.clone(), images.fetch(blocks)
+    sources = [bytes(image) for image in fetched.images]
+    assert sources == [model.memory[pages].numpy().tobytes() for pages in blocks]
+    landing = images.landing(blocks)
+    model.memory[[7, 2, 3, 11]] = 0
+    for target, source in zip(landing.targets, sources, strict=True):
+        target[:] = source
+    landing.land()
+    assert torch.equal(model.memory, before)
