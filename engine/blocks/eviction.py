@@ -99,8 +99,9 @@ class EvictionQueue:
 
     @property
     def num_reserved(self) -> int:
-        """The sum of all reserves, used or not."""
-        return sum(segment.reserved for segment in self._segments.values())
+        """The sum of all reserves, used or not, each up to the end of its last block."""
+        reserves = [segment.reserved for segment in self._segments.values() if segment.reserved]
+        return sum(reserves) + len(reserves) * (self._largest - 1)
 
     def cached_of(self, owner: str) -> int:
         """How many pages the cached blocks of `owner` have."""
