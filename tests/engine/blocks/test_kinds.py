@@ -259,4 +259,4 @@ class KindsPoolMachine(RuleBasedStateMachine):
 
 
 TestKindsPoolMachine = KindsPoolMachine.TestCase
-TestKindsPoolMachine.settings = settings(max_examples=scaled(80), stateful_step_count=40)
+TestKindsPoolMachine.settings = settings(max_examples=scaled(40), stateful_step_count=40)

@@ -61,7 +61,7 @@ class DraftingManyKindsMachine(DraftingMachine):
 
 TestDraftingMachine = DraftingMachine.TestCase
 TestDraftingManyKindsMachine = DraftingManyKindsMachine.TestCase
-TestDraftingManyKindsMachine.settings = settings(max_examples=scaled(30), stateful_step_count=50)
+TestDraftingManyKindsMachine.settings = settings(max_examples=scaled(20), stateful_step_count=50)
 TestDraftingMachine.settings = settings(max_examples=scaled(60), stateful_step_count=50)
 TestDraftingAheadMachine = DraftingAheadMachine.TestCase
 TestDraftingAheadMachine.settings = settings(max_examples=scaled(60), stateful_step_count=50)

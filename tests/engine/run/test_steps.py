@@ -95,7 +95,7 @@ class RunAheadManyKindsMachine(RunAheadMachine):
 
 TestRunAheadMachine = RunAheadMachine.TestCase
 TestRunAheadManyKindsMachine = RunAheadManyKindsMachine.TestCase
-TestRunAheadManyKindsMachine.settings = settings(max_examples=scaled(30), stateful_step_count=50)
+TestRunAheadManyKindsMachine.settings = settings(max_examples=scaled(20), stateful_step_count=50)
 TestRunAheadMachine.settings = settings(max_examples=scaled(80), stateful_step_count=50)
 
 

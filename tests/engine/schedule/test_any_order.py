@@ -343,8 +343,8 @@ TestWindowsAloneSchedulerMachine = WindowsAloneSchedulerMachine.TestCase
 TestSchedulerMachine.settings = settings(max_examples=scaled(60), stateful_step_count=50)
 TestUncachedSchedulerMachine.settings = settings(max_examples=scaled(30), stateful_step_count=50)
 TestFirstComeSchedulerMachine.settings = settings(max_examples=scaled(30), stateful_step_count=50)
-TestWindowsSchedulerMachine.settings = settings(max_examples=scaled(60), stateful_step_count=50)
-TestManyKindsSchedulerMachine.settings = settings(max_examples=scaled(40), stateful_step_count=50)
+TestWindowsSchedulerMachine.settings = settings(max_examples=scaled(30), stateful_step_count=50)
+TestManyKindsSchedulerMachine.settings = settings(max_examples=scaled(30), stateful_step_count=50)
 TestWindowsAloneSchedulerMachine.settings = settings(
-    max_examples=scaled(40), stateful_step_count=50
+    max_examples=scaled(20), stateful_step_count=50
 )
