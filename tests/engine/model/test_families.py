@@ -41,7 +41,7 @@ SERVED = SOME | {
     *("gpt2", "gpt_bigcode", "granite", "granite_swa", "granitemoe", "granitemoe_swa"),
     *("granitemoeshared", "helium", "hunyuan_v1_dense", "hunyuan_v1_moe", "hy_v3", "hyperclovax"),
     *("internlm3", "iquestcoder", "jais2", "jetmoe", "kolibri1", "laguna", "lfm2", "llama"),
-    *("llama4", "mellum", "minimax_m3_vl_text", "ministral"),
+    *("llama4", "mellum", "mimo_v2_flash", "minimax_m3_vl_text", "ministral"),
     *("ministral3", "mistral", "modernbert-decoder", "moshi", "moss_transcribe_diarize"),
     *("nanochat", "nemotron", "olmo", "olmo3", "olmoe", "opt", "persimmon", "phi3", "qwen2"),
     *("qwen3", "qwen3_moe", "seed_oss", "smollm3", "solar_open", "stablelm", "starcoder2"),
