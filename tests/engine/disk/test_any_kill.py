@@ -42,7 +42,7 @@ class Life:
         self.core = self._start()
 
     def _start(self) -> EngineCore:
-        self.hosts = self.rng.choice([0, 0, 12]) if self.kinds == ALIKE else 0
+        self.hosts = self.rng.choice([0, 0, 12])
         core = start(
             self.folder,
             num_blocks=self.rng.choice([40, 96]),
