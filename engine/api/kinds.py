@@ -7,7 +7,6 @@ tokens it still needs, and so what can be given back while a sequence runs, and 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 
 import msgspec
@@ -33,11 +32,6 @@ class Kind(msgspec.Struct, frozen=True):
     def forgets(self) -> bool:
         """Whether it comes to need tokens no more."""
         return self.window is not None or self.chunk is not None
-
-    @property
-    def reach(self) -> float:
-        """How many tokens it sees at most."""
-        return min(self.window or math.inf, self.chunk or math.inf)
 
     def first_needed(self, num_tokens: int) -> int:
         """The first token that those behind the first `num_tokens` may see."""

@@ -179,6 +179,11 @@ class Rows:
 
     def needed(self, index: int) -> int:
         """Pages that it takes to write to block number `index`, the last one or behind it."""
+        if self._is_whole:  # asked of every sequence at every step
+            row = self.rows[0]
+            if index < len(row):
+                return int(self._pool.references[row[index]] > 1)
+            return index + 1 - len(row)
         copied = sum(self._kinds[number].pages for number, _ in self.shared(index))
         return copied + self.missing(index + 1)
 

@@ -187,7 +187,9 @@ class AttentionLayout:
         kinds: dict[Kind, list[int]] = {}
         for layer, rules in seen.items():
             kinds.setdefault(rules.pop() if len(rules) == 1 else EVERYTHING, []).append(layer)
-        return dict(sorted(kinds.items(), key=lambda pair: pair[0].reach, reverse=True))
+        return dict(
+            sorted(kinds.items(), key=lambda pair: pair[0].longest or math.inf, reverse=True)
+        )
 
 
 def _rule(call: AttentionCall) -> Kind:
