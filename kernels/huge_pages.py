@@ -28,7 +28,8 @@ def lazy_zeros(num_bytes: int) -> Tensor:
     pages = mmap(-1, num_bytes + _HUGE_PAGE, flags=MAP_PRIVATE | MAP_ANONYMOUS)
     with suppress(OSError):  # a kernel without them
         pages.madvise(MADV_HUGEPAGE)
-    memory = torch.frombuffer(pages, dtype=torch.uint8)
+    with torch.inference_mode(False):  # or nobody outside of it could write there
+        memory = torch.frombuffer(pages, dtype=torch.uint8)
     start = -memory.data_ptr() % _HUGE_PAGE
     return memory[start : start + num_bytes]
 

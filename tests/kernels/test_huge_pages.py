@@ -7,6 +7,7 @@ from mmap import mmap
 from weakref import ref
 
 import pytest
+import torch
 
 from kernels import huge_pages
 from kernels.huge_pages import Arena, lazy_zeros
@@ -21,6 +22,17 @@ def test_pieces_of_an_arena_are_zero_aligned_and_apart() -> None:
     spans = sorted((piece.data_ptr(), piece.data_ptr() + len(piece)) for piece in pieces)
     assert all(end <= start for (_, end), (start, _) in pairwise(spans))
     assert all(piece[0] == piece[-1] == 0 for piece in pieces)
+
+
+def test_pieces_are_written_whatever_mode_their_chunk_was_made_in() -> None:
+    arena = Arena()
+    with torch.inference_mode():
+        arena.take(1)
+        inside = arena.take(1)
+    for piece in (inside, arena.take(1), lazy_zeros(1)):
+        piece.fill_(7)
+        with torch.inference_mode():
+            assert piece.add_(1).tolist() == [8]
 
 
 def test_a_piece_outlives_its_arena() -> None:
