@@ -14,7 +14,8 @@ from engine.config import EngineConfig
 from engine.sequences.plan import Sampled, StepPlan
 from engine.serve.core import EngineCore
 from engine.serve.local import LocalEngine
-from tests.engine.simulation import EOS, SimulatedRunner, simulated_core
+from tests.engine.simulated_model import EOS
+from tests.engine.simulation import SimulatedRunner, simulated_core
 
 BLOCK_SIZE = 16
 NUM_BLOCKS = 160

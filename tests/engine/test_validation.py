@@ -5,7 +5,8 @@ from msgspec import structs
 
 from engine.api import BeamParams, RequestRefused, SamplingParams, TenantShare
 from engine.validation import check_request
-from tests.engine.simulation import EOS, make_request, simulated_core
+from tests.engine.simulated_model import EOS
+from tests.engine.simulation import make_request, simulated_core
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,8 @@ from transformers import AutoModelForCausalLM
 from engine.api import EngineRequest
 from tests.engine.model.test_model import make_config
 from tests.engine.run.test_every_mode_has_the_same_bits import core_of
-from tests.engine.simulation import make_request, random_prompt
+from tests.engine.simulated_model import random_prompt
+from tests.engine.simulation import make_request
 
 _LEAST_GAP = 0.01
 """Of log-probability, between a token and the next likeliest: far beyond what rounding does."""

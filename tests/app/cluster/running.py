@@ -127,7 +127,7 @@ from pathlib import Path
 from app.cluster.door.client import ClusterEngine
 from app.cluster.node.deployment import Cluster
 from tests.app.cluster.running import wanted
-from tests.engine.simulation import make_request
+from tests.engine.simulation import (make_request)
 
 
 async def main() -> None:

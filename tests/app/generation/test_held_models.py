@@ -19,7 +19,8 @@ from engine.api import SamplingParams
 from engine.assembly.parts import Parts
 from tests.engine.grammar.constrained import constraining, save, start
 from tests.engine.run.test_graphs import load
-from tests.engine.simulation import EOS, make_request
+from tests.engine.simulated_model import EOS
+from tests.engine.simulation import make_request
 
 FLAT: dict[str, Any] = {
     "type": "object",

@@ -7,14 +7,8 @@ import pytest
 from engine.api import CachePolicy, EngineRequest, RequestRefused, TokenDelta
 from engine.serve.core import EngineCore
 from engine.validation import check_request
-from tests.engine.simulation import (
-    cached_tokens,
-    expected_output,
-    make_request,
-    random_prompt,
-    run_to_end,
-    simulated_core,
-)
+from tests.engine.simulated_model import expected_output, random_prompt
+from tests.engine.simulation import cached_tokens, make_request, run_to_end, simulated_core
 
 PROMPT = random_prompt(random.Random(1), 41)
 OTHER = random_prompt(random.Random(2), 20)

@@ -13,13 +13,8 @@ from engine.blocks.tiers import Tiers
 from engine.serve.core import EngineCore
 from engine.serve.local import LocalEngine
 from tests.engine.clock import Clock
-from tests.engine.simulation import (
-    expected_output,
-    make_request,
-    random_prompt,
-    run_to_end,
-    simulated_core,
-)
+from tests.engine.simulated_model import expected_output, random_prompt
+from tests.engine.simulation import make_request, run_to_end, simulated_core
 
 SYSTEM = random_prompt(random.Random(1), 18)
 """Four full blocks, and two tokens."""

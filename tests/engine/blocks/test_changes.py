@@ -11,7 +11,8 @@ from engine.blocks.changes import ResumableChanges, changes_of
 from engine.blocks.hashing import block_hashes
 from engine.blocks.rows import usable
 from engine.serve.core import EngineCore
-from tests.engine.simulation import make_request, random_prompt, run_to_end, simulated_core
+from tests.engine.simulated_model import random_prompt
+from tests.engine.simulation import make_request, run_to_end, simulated_core
 
 HYBRID = (Kind(), Kind(window=9, pages=2))
 WINDOWS = (Kind(window=9),)

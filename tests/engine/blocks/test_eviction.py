@@ -14,7 +14,8 @@ from engine.blocks.eviction_policy import AdaptiveReplacement, Eviction
 from engine.blocks.pool import BlockPool
 from engine.blocks.table import BlockTable
 from engine.config import EngineConfig
-from tests.engine.simulation import make_request, random_prompt, simulated_core
+from tests.engine.simulated_model import random_prompt
+from tests.engine.simulation import make_request, simulated_core
 
 POLICIES = get_args(Eviction)
 T = TypeVar("T")

@@ -11,14 +11,8 @@ from engine.blocks.tiers import HostTier
 from engine.schedule.swap_or_recompute import ComputeCost, CopyCost, CostModel
 from engine.serve.core import EngineCore
 from tests.effort import scaled
-from tests.engine.simulation import (
-    cached_tokens,
-    expected_output,
-    make_request,
-    random_prompt,
-    run_to_end,
-    simulated_core,
-)
+from tests.engine.simulated_model import expected_output, random_prompt
+from tests.engine.simulation import cached_tokens, make_request, run_to_end, simulated_core
 
 
 def test_an_evicted_block_is_found_until_its_slot_is_needed() -> None:

@@ -21,13 +21,8 @@ from engine.serve.core import EngineCore
 from engine.serve.local import LocalEngine
 from engine.validation import check_request
 from tests.engine.blocks.test_leases import Clock
-from tests.engine.simulation import (
-    cached_tokens,
-    make_request,
-    random_prompt,
-    run_to_end,
-    simulated_core,
-)
+from tests.engine.simulated_model import random_prompt
+from tests.engine.simulation import cached_tokens, make_request, run_to_end, simulated_core
 
 PROMPT = random_prompt(random.Random(1), 41)
 LEASE = CachePolicy(lease_s=60.0)

@@ -9,14 +9,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from engine.blocks.partial_hits import PartialHits, place
 from engine.serve.core import EngineCore
 from tests.effort import scaled
-from tests.engine.simulation import (
-    cached_tokens,
-    expected_output,
-    make_request,
-    random_prompt,
-    run_to_end,
-    simulated_core,
-)
+from tests.engine.simulated_model import expected_output, random_prompt
+from tests.engine.simulation import cached_tokens, make_request, run_to_end, simulated_core
 
 KEY, OTHER_KEY = b"k" * 32, b"o" * 32
 PARENT = b"p" * 16

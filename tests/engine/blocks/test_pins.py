@@ -8,13 +8,8 @@ from engine.blocks.pool import BlockPool
 from engine.blocks.table import BlockTable
 from engine.serve.core import EngineCore
 from engine.validation import check_request
-from tests.engine.simulation import (
-    cached_tokens,
-    make_request,
-    random_prompt,
-    run_to_end,
-    simulated_core,
-)
+from tests.engine.simulated_model import random_prompt
+from tests.engine.simulation import cached_tokens, make_request, run_to_end, simulated_core
 
 PROMPT = random_prompt(random.Random(1), 42)
 

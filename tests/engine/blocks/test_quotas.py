@@ -11,14 +11,8 @@ from engine.blocks.pool import BlockPool
 from engine.serve.core import EngineCore
 from engine.validation import check_request
 from tests.engine.blocks.test_pool import available
-from tests.engine.simulation import (
-    cached_tokens,
-    expected_output,
-    make_request,
-    random_prompt,
-    run_to_end,
-    simulated_core,
-)
+from tests.engine.simulated_model import expected_output, random_prompt
+from tests.engine.simulation import cached_tokens, make_request, run_to_end, simulated_core
 
 
 def cached_prompt(core: EngineCore, tokens: int, **fields: object) -> list[int]:

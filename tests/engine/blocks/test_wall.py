@@ -13,7 +13,8 @@ from engine.blocks.wall import ANEW, FINDABLE, HELD, LEASED, PARTIAL, PINNED
 from engine.serve.core import EngineCore
 from tests.engine.blocks.watching import FREE, Cell, decode
 from tests.engine.clock import Clock
-from tests.engine.simulation import make_request, random_prompt, run_to_end, simulated_core
+from tests.engine.simulated_model import random_prompt
+from tests.engine.simulation import make_request, run_to_end, simulated_core
 
 
 class Watcher:

@@ -23,7 +23,8 @@ from tests.engine.grammar.constrained import (
 )
 from tests.engine.model.test_model import generate
 from tests.engine.run.test_graphs import load
-from tests.engine.simulation import make_request, random_prompt, run_to_end
+from tests.engine.simulated_model import random_prompt
+from tests.engine.simulation import make_request, run_to_end
 
 COUNT = 60
 LONG_KEYS = Grammar(

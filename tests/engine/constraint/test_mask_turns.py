@@ -14,7 +14,8 @@ from tests.engine.constraint.test_forced import LONG_KEYS
 from tests.engine.draft.test_models import Hindsight
 from tests.engine.grammar.constrained import PICK, VOCAB, constraining, save, start
 from tests.engine.run.test_graphs import load
-from tests.engine.simulation import make_request, random_prompt, run_to_end
+from tests.engine.simulated_model import random_prompt
+from tests.engine.simulation import make_request, run_to_end
 
 SLOW = Grammar(kind="regex", source="[a-m]{60}")
 QUICK = Grammar(kind="regex", source="[n-z]{60}")

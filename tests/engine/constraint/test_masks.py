@@ -13,7 +13,7 @@ from engine.grammar.compiled import CompiledGrammar
 from engine.grammar.vocabulary import Vocabulary
 from tests.engine.grammar.constrained import VOCAB, save
 from tests.engine.run.test_graphs import load
-from tests.engine.simulation import EOS
+from tests.engine.simulated_model import EOS
 
 PATTERNS = [
     "(yes|no), [a-z ]{3,9}[.!]",

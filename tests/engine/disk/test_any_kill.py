@@ -22,7 +22,8 @@ import pytest
 from engine.api import EVERYTHING, CachePolicy, Kind, Namespaces, TenantShare
 from engine.serve.core import EngineCore
 from tests.engine.disk.simulated import keeper, kept_files, spoil, start
-from tests.engine.simulation import expected_output, make_request, random_prompt
+from tests.engine.simulated_model import expected_output, random_prompt
+from tests.engine.simulation import make_request
 
 ALIKE = (EVERYTHING,)
 WINDOWS = (EVERYTHING, Kind(window=6, pages=2), Kind(window=3))
@@ -158,7 +159,7 @@ WRITERS = """
 import os, random, sys, time
 from pathlib import Path
 from tests.engine.disk.simulated import start, pin, save
-from tests.engine.simulation import random_prompt
+from tests.engine.simulated_model import random_prompt
 os.fsync = lambda _: time.sleep(0.003)  # as on a disk, and not in memory: many die there
 for folder in sys.stdin:
     if not os.fork():

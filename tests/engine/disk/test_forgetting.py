@@ -8,7 +8,8 @@ from engine.api import CachePolicy, Namespaces
 from engine.serve.core import EngineCore
 from tests.engine.disk.simulated import keeper, kept_files, pin, save, start
 from tests.engine.disk.test_keeper import BLOCKS, PROMPT, found
-from tests.engine.simulation import expected_output, make_request, run_to_end
+from tests.engine.simulated_model import expected_output
+from tests.engine.simulation import make_request, run_to_end
 
 
 def test_a_tenant_that_is_deleted_after_a_restart_has_no_files_either(tmp_path: Path) -> None:

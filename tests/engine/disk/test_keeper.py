@@ -13,11 +13,10 @@ import pytest
 from engine.api import CachePolicy
 from engine.disk import files, folder, restoring, saving
 from tests.engine.disk.simulated import keeper, kept_files, pin, save, spoil, start
+from tests.engine.simulated_model import expected_output, random_prompt
 from tests.engine.simulation import (
     cached_tokens,
-    expected_output,
     make_request,
-    random_prompt,
     run_all_to_end,
     run_to_end,
     simulated_core,

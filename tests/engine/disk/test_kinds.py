@@ -14,7 +14,8 @@ from engine.disk.folder import disk_bytes
 from engine.serve.core import EngineCore
 from tests.engine.disk.simulated import keeper, kept_files, pin, save, spoil, start
 from tests.engine.disk.test_keeper import BLOCKS, PROMPT, found
-from tests.engine.simulation import expected_output, make_request, random_prompt, run_to_end
+from tests.engine.simulated_model import expected_output, random_prompt
+from tests.engine.simulation import make_request, run_to_end
 
 SHORT = (EVERYTHING, Kind(window=3))
 SEVERAL = (EVERYTHING, Kind(window=10, pages=2))

@@ -15,7 +15,8 @@ from engine.config import EngineConfig
 from engine.serve.core import EngineCore
 from tests.engine.disk.simulated import keeper, kept_files, pin, save
 from tests.engine.model.test_model import generate, save_model
-from tests.engine.simulation import make_request, random_prompt, run_to_end
+from tests.engine.simulated_model import random_prompt
+from tests.engine.simulation import make_request, run_to_end
 
 PROMPT = random_prompt(random.Random(4), 75)
 BLOCKS = len(PROMPT) // 8

@@ -7,7 +7,7 @@ from collections.abc import Sequence as Ordered
 
 from engine.draft.drafter import Draft
 from engine.sequences.sequence import Sequence
-from tests.engine.simulation import VOCAB, next_token
+from tests.engine.simulated_model import VOCAB, next_token
 
 
 class Seer:

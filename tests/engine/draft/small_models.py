@@ -12,7 +12,8 @@ from engine.api import TokenLogprobs
 from engine.draft.worth import RowCosts
 from engine.draft_model.drafter import DraftModel
 from engine.sequences.plan import Sampled, StepPlan
-from tests.engine.simulation import VOCAB, SimulatedRunner, simulated_core
+from tests.engine.simulated_model import VOCAB
+from tests.engine.simulation import SimulatedRunner, simulated_core
 
 
 class SmallRunner(SimulatedRunner):

@@ -12,13 +12,8 @@ from engine.draft.drafter import Draft
 from engine.draft.lookup import AnswerHistory, PromptLookup, longest_match
 from engine.sequences.sequence import Sequence
 from engine.serve.core import EngineCore
-from tests.engine.simulation import (
-    expected_output,
-    make_request,
-    random_prompt,
-    run_to_end,
-    simulated_core,
-)
+from tests.engine.simulated_model import expected_output, random_prompt
+from tests.engine.simulation import make_request, run_to_end, simulated_core
 
 
 def sequence_of(prompt: list[int], output: Iterable[int] = (), **fields: object) -> Sequence:

@@ -19,7 +19,8 @@ from engine.serve.core import EngineCore
 from tests.engine.model.test_model import generate, save_model
 from tests.engine.run.test_batch_invariance import sampled_requests
 from tests.engine.run.test_graphs import load, recorded
-from tests.engine.simulation import make_request, random_prompt, run_to_end, simulated_core
+from tests.engine.simulated_model import random_prompt
+from tests.engine.simulation import make_request, run_to_end, simulated_core
 
 Outputs = dict[str, dict[int, list[int]]]
 

@@ -21,7 +21,8 @@ from engine.serve.core import EngineCore
 from tests.engine.draft.test_models import answers
 from tests.engine.model.test_model import generate, make_config, save_model
 from tests.engine.run.test_batch_invariance import sampled_requests
-from tests.engine.simulation import make_request, random_prompt, run_to_end
+from tests.engine.simulated_model import random_prompt
+from tests.engine.simulation import make_request, run_to_end
 
 BLOCK = 8
 

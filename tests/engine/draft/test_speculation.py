@@ -21,14 +21,11 @@ from tests.engine.clock import Clock, with_clock
 from tests.engine.draft.guesses import Seer
 from tests.engine.run.test_steps import RunAheadMachine, prompt_that_goes_on, prompt_that_stops
 from tests.engine.schedule.test_any_order import ManyKindsSchedulerMachine, SchedulerMachine
+from tests.engine.simulated_model import EOS, expected_hypotheses, expected_output, random_prompt
 from tests.engine.simulation import (
-    EOS,
     LateRunner,
     SimulatedRunner,
-    expected_hypotheses,
-    expected_output,
     make_request,
-    random_prompt,
     run_all_to_end,
     run_to_end,
     simulated_core,

@@ -14,7 +14,8 @@ from engine.sequences.plan import Sampled, StepPlan
 from engine.serve.core import EngineCore
 from tests.engine.draft.guesses import Seer
 from tests.engine.run.test_steps import prompt_that_goes_on
-from tests.engine.simulation import expected_output, make_request, run_to_end, simulated_core
+from tests.engine.simulated_model import expected_output
+from tests.engine.simulation import make_request, run_to_end, simulated_core
 
 HERE = RowCosts(((1, 8.6), (4, 9.5), (8, 10.4), (16, 15.9), (32, 32.0)))
 CURVE = HERE.curve(200)

@@ -17,12 +17,8 @@ from tests.effort import scaled
 from tests.engine.draft.small_models import draft_model
 from tests.engine.run.test_steps import RunAheadMachine, prompt_that_goes_on, prompt_that_stops
 from tests.engine.schedule.test_any_order import SchedulerMachine
-from tests.engine.simulation import (
-    expected_output,
-    make_request,
-    random_prompt,
-    simulated_core,
-)
+from tests.engine.simulated_model import expected_output, random_prompt
+from tests.engine.simulation import make_request, simulated_core
 
 
 def guessing(drafter: Drafter, **options: object) -> EngineCore:

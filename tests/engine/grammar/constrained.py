@@ -27,7 +27,7 @@ from engine.run.runner import AheadRunner, ModelRunner
 from engine.serve.core import EngineCore
 from tests.engine.model.test_model import save_model
 from tests.engine.run.test_graphs import recorded
-from tests.engine.simulation import EOS
+from tests.engine.simulated_model import EOS
 
 VOCAB = 1000
 CONTROL = ("<pad>", "<bos>", "<|im_end|>", "<eos>")

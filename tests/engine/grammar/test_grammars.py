@@ -24,7 +24,8 @@ from engine.serve.core import EngineCore
 from engine.validation import MAX_DEFINITIONS, MAX_GRAMMAR_BYTES, check_request
 from tests.engine.grammar.constrained import PICK, constraining, save, start
 from tests.engine.run.test_graphs import load
-from tests.engine.simulation import EOS, make_request, random_prompt, run_to_end, simulated_core
+from tests.engine.simulated_model import EOS, random_prompt
+from tests.engine.simulation import make_request, run_to_end, simulated_core
 
 UNCLOSED = Grammar(kind="regex", source="(a")
 

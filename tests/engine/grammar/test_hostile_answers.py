@@ -10,7 +10,8 @@ from engine.grammar.source import problem_of
 from engine.validation import excess_of
 from tests.engine.grammar.constrained import PICK, constraining, save
 from tests.engine.run.test_graphs import load
-from tests.engine.simulation import EOS, make_request
+from tests.engine.simulated_model import EOS
+from tests.engine.simulation import make_request
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,7 @@ from engine.api import Grammar
 from engine.grammar.compiled import CompiledGrammar, GrammarError
 from engine.grammar.vocabulary import Vocabulary, load_vocabulary
 from tests.engine.grammar.constrained import GRAMMARS, PICK, VOCAB, save_tokenizer
-from tests.engine.simulation import EOS
+from tests.engine.simulated_model import EOS
 
 PAD, BOS = 0, 1
 SPELLED = 'preamble: thought?\nthought: "<think>" rest\nrest[suffix="</think>"]: /(?s:.*)/'

@@ -13,7 +13,8 @@ from engine.api import EngineRequest
 from engine.assembly.process import ProcessEngine
 from engine.config import EngineConfig
 from tests.engine.grammar.constrained import GRAMMARS, save
-from tests.engine.simulation import make_request, random_prompt
+from tests.engine.simulated_model import random_prompt
+from tests.engine.simulation import make_request
 
 
 def requests() -> list[EngineRequest]:

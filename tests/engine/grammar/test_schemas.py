@@ -15,7 +15,8 @@ from engine.grammar.source import problem_of
 from tests.engine.grammar.constrained import constraining, save, start, text
 from tests.engine.grammar.random_schemas import random_schema
 from tests.engine.run.test_graphs import load
-from tests.engine.simulation import EOS, make_request, run_all_to_end
+from tests.engine.simulated_model import EOS
+from tests.engine.simulation import make_request, run_all_to_end
 
 COMPACT = {"whitespace_flexible": False}
 

@@ -20,7 +20,8 @@ from engine.run.runner import AheadRunner, ModelRunner
 from engine.serve.core import EngineCore
 from tests.engine.model.test_model import generate, save_model
 from tests.engine.run.test_graphs import core_of, load
-from tests.engine.simulation import make_request, random_prompt, run_to_end
+from tests.engine.simulated_model import random_prompt
+from tests.engine.simulation import make_request, run_to_end
 
 
 @pytest.fixture(scope="module")

@@ -22,7 +22,8 @@ from engine.model.calibration import calibrate, calibrate_steps
 from engine.model.load import load_model
 from engine.schedule.swap_or_recompute import Policy
 from engine.serve.core import EngineCore
-from tests.engine.simulation import make_request, random_prompt, run_to_end
+from tests.engine.simulated_model import random_prompt
+from tests.engine.simulation import make_request, run_to_end
 
 SMALL = {
     "vocab_size": 1000,

@@ -23,7 +23,8 @@ from engine.model.load import load_model
 from engine.serve.core import EngineCore
 from tests.engine.model.layers.test_fused import Variant, make_model
 from tests.engine.model.test_model import generate
-from tests.engine.simulation import make_request, random_prompt, run_all_to_end, run_to_end
+from tests.engine.simulated_model import random_prompt
+from tests.engine.simulation import make_request, run_all_to_end, run_to_end
 
 BLOCK_SIZE = 8
 NUM_BLOCKS = 18

@@ -30,7 +30,8 @@ from tests.engine.model.test_parallel import (
     save,
     with_room,
 )
-from tests.engine.simulation import make_request, random_prompt, run_to_end
+from tests.engine.simulated_model import random_prompt
+from tests.engine.simulation import make_request, run_to_end
 
 JOINTLY_NORMED = {"olmo2", "olmo3"}
 CUT = {

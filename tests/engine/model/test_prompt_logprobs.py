@@ -12,7 +12,8 @@ from engine.run.runner import AheadRunner
 from engine.serve.core import EngineCore
 from tests.engine.model.test_model import make_core, save_model
 from tests.engine.run.test_graphs import load, recorded
-from tests.engine.simulation import make_request, random_prompt
+from tests.engine.simulated_model import random_prompt
+from tests.engine.simulation import make_request
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt_neox"])

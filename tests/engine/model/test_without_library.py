@@ -13,7 +13,8 @@ from engine.model.load import load_model
 from kernels.native import library
 from tests.engine.model.test_model import generate, make_core, save_model
 from tests.engine.run.test_batch_invariance import BLOCK_SIZE, LENGTH, NUM_BLOCKS, logits
-from tests.engine.simulation import make_request, random_prompt, run_to_end
+from tests.engine.simulated_model import random_prompt
+from tests.engine.simulation import make_request, run_to_end
 
 
 @pytest.fixture(autouse=True)

@@ -29,7 +29,8 @@ from kernels.native import library
 from kernels.prefix_groups import GroupFinder, HostGroups, Integers, rule_for
 from kernels.types import PrefixGroups
 from tests.engine.model.test_model import FAMILIES, SMALL
-from tests.engine.simulation import make_request, random_prompt, run_all_to_end
+from tests.engine.simulated_model import random_prompt
+from tests.engine.simulation import make_request, run_all_to_end
 
 BLOCK_SIZE = 16
 LENGTH = 300

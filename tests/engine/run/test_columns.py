@@ -24,7 +24,7 @@ from engine.run.memory_profile import compute_largest_step
 from kernels.kv_format import SCALE_BYTES
 from tests.engine.model.test_model import make_config
 from tests.engine.run.test_graphs import BLOCK, CPU, Again, poisoned
-from tests.engine.simulation import random_prompt
+from tests.engine.simulated_model import random_prompt
 
 LAYERS = ["sliding_attention", "full_attention", "sliding_attention", "sliding_attention"]
 

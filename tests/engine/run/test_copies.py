@@ -27,7 +27,8 @@ from engine.schedule.swap_or_recompute import ComputeCost, CopyCost, CostModel
 from engine.serve.core import EngineCore
 from tests.engine.model.test_model import generate, save_model
 from tests.engine.run.test_graphs import BLOCK, core_of, load, recorded
-from tests.engine.simulation import make_request, random_prompt, run_to_end
+from tests.engine.simulated_model import random_prompt
+from tests.engine.simulation import make_request, run_to_end
 
 Clock = dict[str, int]
 SWAP = CostModel(CopyCost(0.0, 1e-9), CopyCost(0.0, 1e-9), ComputeCost(1.0, 1.0, 0.0, 48, 1.0))

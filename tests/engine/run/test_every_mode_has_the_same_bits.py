@@ -20,7 +20,8 @@ from engine.serve.core import EngineCore
 from kernels.native import library
 from tests.engine.draft.test_models import Hindsight
 from tests.engine.model.test_model import SMALL
-from tests.engine.simulation import make_request, random_prompt
+from tests.engine.simulated_model import random_prompt
+from tests.engine.simulation import make_request
 
 Scored = dict[str, dict[int, list[tuple[int, float]]]]
 """Tokens with their log-probabilities, by request and sequence."""

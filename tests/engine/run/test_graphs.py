@@ -28,7 +28,8 @@ from kernels.prefix_groups import GroupFinder, GroupingRule, Integers
 from kernels.types import PrefixGroups
 from tests.engine.model.test_model import generate, save_model
 from tests.engine.run.test_sampler import sequence
-from tests.engine.simulation import make_request, random_prompt, run_all_to_end, run_to_end
+from tests.engine.simulated_model import random_prompt
+from tests.engine.simulation import make_request, run_all_to_end, run_to_end
 
 BLOCK = 8
 CPU = torch.device("cpu")

@@ -22,7 +22,8 @@ from engine.serve.core import EngineCore
 from kernels.prefix_groups import GroupingRule
 from tests.engine.draft.test_models import Hindsight
 from tests.engine.model.test_model import generate, save_model
-from tests.engine.simulation import make_request, random_prompt, run_all_to_end, run_to_end
+from tests.engine.simulated_model import random_prompt
+from tests.engine.simulation import make_request, run_all_to_end, run_to_end
 
 BLOCK_SIZE = 8
 COUNT = 20

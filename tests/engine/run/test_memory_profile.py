@@ -26,7 +26,8 @@ from engine.run.runner import AheadRunner
 from engine.sequences.plan import StepPlan
 from tests.engine.model.test_model import save_model
 from tests.engine.run.test_graphs import BLOCK, Again, core_of, load
-from tests.engine.simulation import make_request, random_prompt, run_all_to_end
+from tests.engine.simulated_model import random_prompt
+from tests.engine.simulation import make_request, run_all_to_end
 
 
 class Held(TorchDispatchMode):

@@ -41,7 +41,8 @@ from kernels import attention as attention_door
 from kernels import backends, sampling
 from tests.engine.model.test_model import generate, make_config, save_model
 from tests.engine.run.test_graphs import BLOCK, CPU, Again, Unread, core_of, load, recorded
-from tests.engine.simulation import make_request, random_prompt, run_all_to_end, run_to_end
+from tests.engine.simulated_model import random_prompt
+from tests.engine.simulation import make_request, run_all_to_end, run_to_end
 
 
 @pytest.fixture(scope="module")

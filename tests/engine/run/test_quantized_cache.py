@@ -23,7 +23,8 @@ from kernels.prefix_groups import GroupingRule
 from tests.engine.draft.test_models import Hindsight, answers
 from tests.engine.draft.test_small_models import config_of, guessing
 from tests.engine.model.test_model import generate, save_model
-from tests.engine.simulation import make_request, random_prompt, run_to_end
+from tests.engine.simulated_model import random_prompt
+from tests.engine.simulation import make_request, run_to_end
 
 BLOCK = 8
 BLOCK_BYTES = 3 * 2 * 2 * BLOCK * (16 + 16)

@@ -18,13 +18,10 @@ from tests.engine.schedule.test_any_order import (
     ManyKindsSchedulerMachine,
     SchedulerMachine,
 )
+from tests.engine.simulated_model import EOS, expected_hypotheses, expected_output, random_prompt
 from tests.engine.simulation import (
-    EOS,
     LateRunner,
-    expected_hypotheses,
-    expected_output,
     make_request,
-    random_prompt,
     run_all_to_end,
     run_to_end,
     simulated_core,

@@ -35,13 +35,8 @@ from engine.schedule.swap_or_recompute import ComputeCost, CopyCost, CostModel
 from engine.sequences.plan import Sampled, StepPlan
 from engine.validation import check_request
 from tests.effort import scaled
-from tests.engine.simulation import (
-    expected_output,
-    expected_scores,
-    make_request,
-    random_prompt,
-    simulated_core,
-)
+from tests.engine.simulated_model import expected_output, expected_scores, random_prompt
+from tests.engine.simulation import make_request, simulated_core
 
 
 class FailingStep(Exception):

@@ -23,16 +23,8 @@ from engine.sequences.plan import StepPlan
 from engine.serve.core import EngineCore
 from engine.validation import check_request
 from tests.effort import scaled
-from tests.engine.simulation import (
-    EOS,
-    expected_hypotheses,
-    expected_output,
-    make_request,
-    random_prompt,
-    run_all_to_end,
-    run_to_end,
-    simulated_core,
-)
+from tests.engine.simulated_model import EOS, expected_hypotheses, expected_output, random_prompt
+from tests.engine.simulation import make_request, run_all_to_end, run_to_end, simulated_core
 
 FOUR = BeamParams(num_beams=4, num_return=4)
 

@@ -8,13 +8,8 @@ from engine.api import Loss
 from engine.blocks.pool import BlockPool
 from engine.schedule import prefill
 from engine.serve.core import EngineCore
-from tests.engine.simulation import (
-    expected_output,
-    make_request,
-    random_prompt,
-    run_to_end,
-    simulated_core,
-)
+from tests.engine.simulated_model import expected_output, random_prompt
+from tests.engine.simulation import make_request, run_to_end, simulated_core
 
 MOST = 40
 LONG = random_prompt(random.Random(1), 1200)  # 300 blocks

@@ -12,13 +12,8 @@ from engine.api import TenantShare
 from engine.schedule.prefill import HashAllowance
 from engine.serve.core import EngineCore
 from tests.effort import scaled
-from tests.engine.simulation import (
-    expected_output,
-    make_request,
-    random_prompt,
-    run_to_end,
-    simulated_core,
-)
+from tests.engine.simulated_model import expected_output, random_prompt
+from tests.engine.simulation import make_request, run_to_end, simulated_core
 
 BLOCK = 4
 PROMPT_PRICE, OUTPUT_PRICE = 1.0, 2.0

@@ -16,12 +16,10 @@ from engine.api import (
 from engine.serve.core import EngineCore
 from engine.validation import check_request
 from tests.effort import scaled
+from tests.engine.simulated_model import EOS, expected_output, random_prompt
 from tests.engine.simulation import (
-    EOS,
     cached_tokens,
-    expected_output,
     make_request,
-    random_prompt,
     run_all_to_end,
     run_to_end,
     simulated_core,

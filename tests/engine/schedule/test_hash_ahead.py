@@ -9,14 +9,8 @@ from engine.api import TenantShare
 from engine.blocks import table
 from engine.blocks.hashing import extend_block_hashes
 from engine.schedule import prefill
-from tests.engine.simulation import (
-    expected_output,
-    make_request,
-    random_prompt,
-    run_all_to_end,
-    run_to_end,
-    simulated_core,
-)
+from tests.engine.simulated_model import expected_output, random_prompt
+from tests.engine.simulation import make_request, run_all_to_end, run_to_end, simulated_core
 
 LONG = random_prompt(random.Random(1), 20_000)  # 5,000 blocks
 SHORT = random_prompt(random.Random(2), 30)

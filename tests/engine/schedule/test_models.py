@@ -14,7 +14,8 @@ from tests.engine.model.test_model import make_core, save_model
 from tests.engine.schedule.test_beams_in_blocks import results, searched, steps_to_end
 from tests.engine.schedule.test_forks import forked
 from tests.engine.sequences.test_beam import assert_equal, generate
-from tests.engine.simulation import EOS, make_request, random_prompt, run_all_to_end, run_to_end
+from tests.engine.simulated_model import EOS, random_prompt
+from tests.engine.simulation import make_request, run_all_to_end, run_to_end
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])

@@ -13,7 +13,8 @@ from bench.common.figures import percentile
 from engine.api import TenantShare
 from engine.serve.core import EngineCore
 from tests.engine.clock import Clock, prompt_tokens, with_clock
-from tests.engine.simulation import make_request, random_prompt, simulated_core
+from tests.engine.simulated_model import random_prompt
+from tests.engine.simulation import make_request, simulated_core
 
 STEP, TOKEN = 0.010, 0.001
 """Seconds of a step, and of each prompt token in it; so 200 tokens are efficient."""

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from typing import Literal
 
 from engine.serve.core import EngineCore
-from tests.engine.simulation import make_request, random_prompt, simulated_core
+from tests.engine.simulated_model import random_prompt
+from tests.engine.simulation import make_request, simulated_core
 
 BUDGET = 32
 

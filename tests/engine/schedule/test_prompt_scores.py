@@ -7,14 +7,8 @@ from msgspec import structs
 
 from engine.api import BeamParams, EngineRequest, PromptLogprobs
 from engine.serve.core import EngineCore
-from tests.engine.simulation import (
-    cached_tokens,
-    expected_scores,
-    make_request,
-    random_prompt,
-    run_to_end,
-    simulated_core,
-)
+from tests.engine.simulated_model import expected_scores, random_prompt
+from tests.engine.simulation import cached_tokens, make_request, run_to_end, simulated_core
 
 
 def scored_request(

@@ -7,13 +7,8 @@ from msgspec import structs
 
 from engine.api import EngineRequest, RequestRefused, TokenDelta
 from engine.validation import check_request
-from tests.engine.simulation import (
-    EOS,
-    expected_output,
-    make_request,
-    random_prompt,
-    simulated_core,
-)
+from tests.engine.simulated_model import EOS, expected_output, random_prompt
+from tests.engine.simulation import make_request, simulated_core
 
 STOPPING = next([n] for n in range(4, 900) if EOS in expected_output([n], 30))
 

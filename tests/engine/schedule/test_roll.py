@@ -13,7 +13,8 @@ from engine.schedule import roll
 from engine.serve.core import EngineCore
 from engine.serve.local import LocalEngine
 from tests.engine.clock import Clock
-from tests.engine.simulation import make_request, random_prompt, run_to_end, simulated_core
+from tests.engine.simulated_model import random_prompt
+from tests.engine.simulation import make_request, run_to_end, simulated_core
 
 SAID = random_prompt(random.Random(1), 40)
 """Ten full blocks."""

@@ -3,16 +3,8 @@
 import random
 
 from engine.serve.core import EngineCore
-from tests.engine.simulation import (
-    EOS,
-    VOCAB,
-    expected_output,
-    make_request,
-    random_prompt,
-    run_all_to_end,
-    run_to_end,
-    simulated_core,
-)
+from tests.engine.simulated_model import EOS, VOCAB, expected_output, random_prompt
+from tests.engine.simulation import make_request, run_all_to_end, run_to_end, simulated_core
 
 
 def test_a_request_generates_what_the_model_says() -> None:

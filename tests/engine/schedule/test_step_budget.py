@@ -11,15 +11,8 @@ from engine.schedule import prefill
 from engine.schedule.budget import StepBudget
 from engine.sequences.plan import Sampled, StepPlan
 from engine.serve.core import EngineCore
-from tests.engine.simulation import (
-    expected_hypotheses,
-    expected_output,
-    make_request,
-    random_prompt,
-    run_all_to_end,
-    run_to_end,
-    simulated_core,
-)
+from tests.engine.simulated_model import expected_hypotheses, expected_output, random_prompt
+from tests.engine.simulation import make_request, run_all_to_end, run_to_end, simulated_core
 
 
 def fail_when(

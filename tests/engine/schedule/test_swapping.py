@@ -19,16 +19,8 @@ from tests.engine.schedule.test_any_order import (
     ManyKindsSchedulerMachine,
     WindowsAloneSchedulerMachine,
 )
-from tests.engine.simulation import (
-    EOS,
-    expected_hypotheses,
-    expected_output,
-    make_request,
-    random_prompt,
-    run_all_to_end,
-    run_to_end,
-    simulated_core,
-)
+from tests.engine.simulated_model import EOS, expected_hypotheses, expected_output, random_prompt
+from tests.engine.simulation import make_request, run_all_to_end, run_to_end, simulated_core
 
 BLOCK = 4
 KINDS: list[tuple[Kind, ...]] = [

@@ -12,12 +12,8 @@ from engine.config import EngineConfig
 from engine.schedule.swap_or_recompute import ComputeCost, CopyCost, CostModel
 from engine.sequences.pace import Pace
 from tests.engine.clock import prompt_tokens, with_clock
-from tests.engine.simulation import (
-    expected_output,
-    make_request,
-    run_to_end,
-    simulated_core,
-)
+from tests.engine.simulated_model import expected_output
+from tests.engine.simulation import make_request, run_to_end, simulated_core
 
 
 def taught(target: float, decoding: float, token: float) -> Pace:

@@ -10,11 +10,8 @@ from engine.api import EngineError, EngineStats, EngineUnavailable, RequestRefus
 from engine.serve.local import LocalEngine
 from engine.serve.messages import Deltas
 from tests.engine.clock import at_a_models_pace
-from tests.engine.simulation import (
-    expected_output,
-    make_request,
-    simulated_core,
-)
+from tests.engine.simulated_model import expected_output
+from tests.engine.simulation import make_request, simulated_core
 
 PROMPT = [5, 6, 7, 8, 9]
 

@@ -15,12 +15,8 @@ from engine.sequences.plan import StepPlan
 from engine.serve import supervisor as remote
 from engine.serve.local import LocalEngine
 from tests.engine.serve.conftest import Fate, by_index, collect, request, several, tokens
-from tests.engine.simulation import (
-    expected_output,
-    expected_scores,
-    make_request,
-    random_prompt,
-)
+from tests.engine.simulated_model import expected_output, expected_scores, random_prompt
+from tests.engine.simulation import make_request
 
 # A thread dies as a process does: without a word to the other side.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")

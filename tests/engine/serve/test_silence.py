@@ -12,7 +12,7 @@ from engine.sequences.plan import StepPlan
 from engine.serve import supervisor as remote
 from engine.serve.local import LocalEngine
 from tests.engine.serve.conftest import Fate, collect, request, tokens
-from tests.engine.simulation import expected_output
+from tests.engine.simulated_model import expected_output
 
 # A thread dies as a process does: without a word to the other side.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")

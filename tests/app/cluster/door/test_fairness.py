@@ -9,7 +9,8 @@ from msgspec import structs
 from app.cluster.door.fairness import Turns
 from engine.api import TenantStats
 from engine.serve.core import EngineCore
-from tests.engine.simulation import make_request, random_prompt, simulated_core
+from tests.engine.simulated_model import random_prompt
+from tests.engine.simulation import make_request, simulated_core
 
 BUSY = TenantStats(
     running=1, waiting=0, blocks_held=0, blocks_shared=0, blocks_cached=0, blocks_pinned=0, served=0

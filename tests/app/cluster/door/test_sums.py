@@ -8,7 +8,8 @@ from msgspec import structs
 
 from app.cluster.door.sums import Counts, best_fates, sum_of
 from engine.api import BlockFate, EngineStats, ReusePoint
-from tests.engine.simulation import make_request, random_prompt, simulated_core
+from tests.engine.simulated_model import random_prompt
+from tests.engine.simulation import make_request, simulated_core
 from tests.engine.simulation import run_to_end as run
 
 

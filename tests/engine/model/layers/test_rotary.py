@@ -20,10 +20,10 @@ from tenants.prompts.index import index_prompt
 from tenants.records import SystemPrompt
 from tests.engine.model.test_model import SMALL, generate, make_core
 from tests.engine.run.test_graphs import Again
+from tests.engine.simulated_model import random_prompt
 from tests.engine.simulation import (
     cached_tokens,
     make_request,
-    random_prompt,
     run_all_to_end,
     run_to_end,
     simulated_core,
