@@ -122,6 +122,26 @@ def text_in(events: list[dict[str, Any]]) -> str:
     return "".join(deltas_in(events))
 
 
+async def test_what_was_answered_just_before_a_kill_is_billed(tmp_path: Path) -> None:
+    first = start(tmp_path)
+    try:
+        key, token = first.ready["api_key"], first.ready["admin_token"]
+        body = {"input": "Count to 9.", "ignore_eos": True, "max_output_tokens": 12}
+        headers = {"authorization": f"Bearer {key}"}
+        async with httpx.AsyncClient(base_url=first.url, trust_env=False, timeout=60) as http:
+            answer = await http.post("/v1/responses", json=body, headers=headers)
+    finally:
+        first.process.kill()
+        first.process.wait()
+    used = answer.raise_for_status().json()["usage"]
+    billed = {"requests": 1, "prompt_tokens": used["input_tokens"], "output_tokens": 12}
+    second = start(tmp_path)
+    try:
+        await until(lambda: usage_of(second, token) == billed)
+    finally:
+        second.stop()
+
+
 async def test_a_stream_goes_on_after_a_restart_and_is_billed_once(tmp_path: Path) -> None:
     options = ["--dtype", "float32", "--drain-seconds", "0.01"]
     creation = {"type": "response.create", "input": "Count to 90.", "temperature": 0}
