@@ -44,6 +44,8 @@ FIGURES: Final = {
 }
 _TERMINAL: Final = ("response.completed", "response.incomplete")
 _SETTLE_SECONDS: Final = 300.0
+_UNREADY_SECONDS: Final = 5.0
+"""After which readiness has told of a lost head."""
 
 
 @dataclass
@@ -72,7 +74,9 @@ def run(options: argparse.Namespace) -> Result:
 
 
 def report(seen: Mapping[str, Seen]) -> Result:
-    """What was seen as figures and a table; a failure where a stream has lost anything."""
+    """What was seen as figures and a table; a failure where a stream has lost anything, or a lost
+    head was not told of in time.
+    """
     figures: dict[str, float] = {"gap_s_calm": seen["calm"].gap}
     table = Table("what", "answers", "wrong", "cut", "longest wait s", "/readyz 503 after s")
     for name, one in seen.items():
@@ -85,11 +89,21 @@ def report(seen: Mapping[str, Seen]) -> Result:
         if one.unready_seconds is not None:
             figures[f"unready_s_{name}"] = one.unready_seconds
     failures = [
-        f"{name.replace('_', ' ')}: {one.num_wrong} wrong, {one.num_cut} cut"
+        f"{name.replace('_', ' ')}: {harm}"
         for name, one in sorted(seen.items())
-        if one.num_wrong or (one.num_cut and name != "door_killed")
+        if (harm := _harm(name, one))
     ]
     return Result(figures, [table], failure="; ".join(failures))
+
+
+def _harm(name: str, one: Seen) -> str:
+    """What streams have lost, or operators were not told of; nothing where all is well."""
+    if one.num_wrong or (one.num_cut and name != "door_killed"):
+        return f"{one.num_wrong} wrong, {one.num_cut} cut"
+    late = one.unready_seconds
+    if name.startswith("head_") and (late is None or late > _UNREADY_SECONDS):
+        return "never told of" if late is None else f"told of after {late:.1f} s"
+    return ""
 
 
 @contextmanager

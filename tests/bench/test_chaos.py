@@ -29,17 +29,24 @@ def test_every_figure_has_a_meaning_and_every_part_its_row() -> None:
     seen["engine_killed"].num_wrong = 2
     failure = chaos.report(seen).failure
     assert failure == "engine killed: 2 wrong, 0 cut; head killed: 0 wrong, 1 cut"
+    seen = {"calm": chaos.Seen(), "head_killed": chaos.Seen(unready_seconds=7.0)}
+    seen["head_halted"] = chaos.Seen()
+    failure = chaos.report(seen).failure
+    assert failure == "head halted: never told of; head killed: told of after 7.0 s"
 
 
 @pytest.mark.exhaustive
 @pytest.mark.timeout(600)
-def test_a_killed_engine_costs_no_stream(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_killed_or_stands_still_costs_no_stream_and_no_five_seconds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pytest.importorskip("ray", reason="needs the extra partywall[cluster]")
-    out = tmp_path / "figures.json"
-    given = ["cluster", "--chaos", "--parts", "engine", "--streams", "4", "--output-tokens", "32"]
-    given += ["--halt-seconds", "3", "--json", str(out)]
+    out, parts = tmp_path / "figures.json", ("replica", "engine", "head")
+    given = ["cluster", "--chaos", "--parts", *parts, "--streams", "4", "--output-tokens", "32"]
+    given += ["--halt-seconds", "8", "--head-seconds", "15", "--json", str(out)]
     monkeypatch.setattr("sys.argv", ["bench", *given])
-    assert cli.main() == 0
+    assert cli.main() == 0  # none cut, none wrong, and a lost head told of in time
     found: dict[str, float] = json.loads(out.read_text())["figures"]
-    assert found["cut_engine_killed"] == found["wrong_engine_killed"] == 0
-    assert found["gap_s_engine_halted"] < 5
+    for part in parts:
+        for how in ("killed", "halted"):
+            assert found[f"gap_s_{part}_{how}"] < 5
