@@ -136,6 +136,19 @@ async def test_a_dead_engines_streams_wait_for_the_next_one_where_there_is_no_ot
     await eventually(lambda: door.heard["r"])
 
 
+async def test_a_stream_that_no_replica_goes_on_with_ends_and_says_so(door: Doored) -> None:
+    (one,) = await door.join("one")
+    door.ask("r")
+    says(one, await given(one), 7)
+    await eventually(lambda: door.heard["r"])
+    one.queue.put_nowait(Down([], alone=False))
+    begun = time.monotonic()
+    await eventually(lambda: len(door.heard["r"]) == 2)
+    assert time.monotonic() - begun >= REBUILD_SECONDS - 0.1
+    end = door.heard["r"][1]
+    assert (end.finish_reason, end.error) == ("error", "no replica is there to compute it")
+
+
 async def test_what_the_engine_had_not_been_given_is_not_to_blame(door: Doored) -> None:
     (one,) = await door.join("one")
     door.ask("r")

@@ -173,6 +173,7 @@ def test_a_door_takes_no_time_for_a_head_that_is_lost(model: Path) -> None:
     before = sum(process.cpu_times()[:2])
     time.sleep(4)
     taken = sum(process.cpu_times()[:2]) - before
+    assert door.process.poll() is None, "it waits for the head"
     door.process.kill()
     assert taken < 2, "of four seconds"
     assert door.remains() == []
