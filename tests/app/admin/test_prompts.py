@@ -149,6 +149,23 @@ async def test_a_prompt_that_cannot_be_is_refused_by_field(
     assert fields(await admin.put(f"{owner}/prompts/{name}", json=body), 422) == named
 
 
+async def test_prompts_take_no_more_than_their_tenants_stored_bytes(
+    admin: httpx.AsyncClient,
+) -> None:
+    await admin.patch("/tenants/acme", json={"limits": {"stored_bytes": 10_000}})
+
+    async def status(owner: str) -> int:
+        answers = [
+            await admin.put(f"/tenants/{owner}/prompts/p{number}", json={"text": "x" * 4_000})
+            for number in range(3)
+        ]
+        if answers[-1].status_code == 409:
+            assert answers[-1].json()["code"] == "prompts_exceeded"
+        return answers[-1].status_code
+
+    assert [await status(owner) for owner in ("acme", "umbra")] == [409, 200]
+
+
 async def test_a_groups_prompt_serves_its_members_and_nobody_else(
     admin: httpx.AsyncClient, world: World
 ) -> None:

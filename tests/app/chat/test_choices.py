@@ -260,6 +260,9 @@ async def test_every_line_is_reserved_and_the_request_is_metered_as_one(
             assert remaining == 1000 - prompt - lines * 200
         assert answer.parse().usage.completion_tokens == output
     await world.metered("acme", 3, 3 * (prompt + output))
+    await world.limit("acme", concurrent_streams=lines - 1)
+    with pytest.raises(openai.RateLimitError, match="never"):
+        await client.create(model=MODEL, messages=HELLO, stream=False, extra_body=extra)
     assert counted(world, "prompt_tokens") == 3 * prompt
     assert counted(world, "generation_tokens") == 3 * output
 
