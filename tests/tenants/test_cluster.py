@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
 
+import msgspec
 import pytest
 import redis
 from msgspec.structs import replace
@@ -159,6 +160,17 @@ async def test_a_deletion_cut_off_anywhere_is_finished_by_another(
     assert left[0] > 0
     lines = [entry.action for entry in await room.audit.read(limit=1000)]
     assert lines.count("tenant.delete") == after + 1
+
+
+async def test_who_writes_there_has_whoever_starts_run_commands(
+    room: Room, raw: redis.Redis
+) -> None:
+    """As docs/security.md says of a writer: with the service's rights, and in Redis alone."""
+    steps = [[("SET", "pw:{acme}:theirs", "written")]]
+    raw.hset(redis_keys.unfinished("acme"), "1-theirs", msgspec.msgpack.encode(steps))
+    raw.zadd(redis_keys.UNFINISHED, {"acme 1-theirs": 0})
+    await slots.finish_all(room.redis)
+    assert raw.get("pw:{acme}:theirs") == b"written"
 
 
 async def test_what_others_changed_in_between_is_not_overwritten(room: Room) -> None:

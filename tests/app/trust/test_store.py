@@ -339,6 +339,26 @@ async def test_what_was_of_a_deleted_tenant_is_nothing_to_the_next_of_its_id(
     assert await tokens.find(token) is None
 
 
+async def test_junk_under_one_tenants_keys_ends_no_request_of_another(
+    world: World, raw: redis.Redis, users: httpx.AsyncClient, operators: httpx.AsyncClient
+) -> None:
+    """`tests/tenants` has the same of each of the service's loops by itself."""
+    await world.limit("umbra", requests_per_minute=1000, concurrent_streams=5)
+    clear = ("limits", "streams", "usage", "spending", "stored", "stored-bytes", "generation")
+    for name in clear:
+        raw.delete(f"pw:{{umbra}}:{name}")
+        raw.rpush(f"pw:{{umbra}}:{name}", "junk")
+    raw.hset(redis_keys.OUTBOX_MESSAGES, "junk", b"\xff")
+    raw.zadd(redis_keys.OUTBOX_DUE, {"junk": 0})
+    raw.xadd(redis_keys.AUDIT, {"owner": b"\xff"})
+    assert (await ask(users, world.keys["umbra"])).status_code in (200, 500)
+    answer = await ask(users, world.keys["acme"])
+    assert answer.status_code == 200
+    await world.metered("acme", 1, answer.json()["usage"]["total_tokens"])
+    assert (await operators.get("/audit")).status_code == 200
+    assert world.app.state.service.supervisor.failing == []
+
+
 async def test_counts_and_the_audit_are_in_clear_and_a_writers_to_change(
     world: World, raw: redis.Redis, operators: httpx.AsyncClient
 ) -> None:
