@@ -11,7 +11,7 @@ from __future__ import annotations
 from hypothesis import HealthCheck, settings
 
 _QUICK_EXAMPLES = 100
-_EXHAUSTIVE_EXAMPLES = 300
+_EXHAUSTIVE_EXAMPLES = 200
 
 
 def register_profiles() -> None:
