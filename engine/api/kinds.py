@@ -7,9 +7,14 @@ tokens it still needs, and so what can be given back while a sequence runs, and 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from bisect import bisect_right
+from collections.abc import Collection, Iterable
+from typing import Final
 
 import msgspec
+
+_FAR: Final = 1 << 32
+"""Tokens: no sequence has so many."""
 
 
 class Kind(msgspec.Struct, frozen=True):
@@ -67,3 +72,16 @@ def most_pages(
     return sum(
         kind.pages * min(blocks, lines * kind.blocks_for(total, block_size, step)) for kind in kinds
     )
+
+
+def most_tokens(
+    kinds: Collection[Kind], block_size: int, num_pages: int, shared: int, lines: int, step: int
+) -> int:
+    """The most tokens that such sequences may have in so many pages."""
+    is_bounded = any(not kind.forgets for kind in kinds)
+    totals = range(num_pages * block_size + 1 if is_bounded else _FAR)
+
+    def needed(total: int) -> int:
+        return most_pages(kinds, block_size, shared, total, lines, step)
+
+    return bisect_right(totals, num_pages, key=needed) - 1

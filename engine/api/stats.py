@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from typing import Final
 
 import msgspec
 
-from engine.api.kinds import EVERYTHING, Kind, most_pages
-
-_FAR: Final = 1 << 32
-"""Tokens: no sequence has so many."""
+from engine.api.kinds import EVERYTHING, Kind, most_pages, most_tokens
 
 
 class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -66,9 +62,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
 
     def longest(self, num_pages: int, shared: int = 0, lines: int = 1) -> int:
         """The most tokens that such sequences may have in so many pages."""
-        is_bounded = any(not kind.forgets for kind in self.kinds)
-        totals = range(num_pages * self.block_size + 1 if is_bounded else _FAR)
-        return bisect_right(totals, num_pages, key=lambda n: self.pages_for(shared, n, lines)) - 1
+        return most_tokens(self.kinds, self.block_size, num_pages, shared, lines, self.step_tokens)
 
 
 class ReusePoint(msgspec.Struct, frozen=True):

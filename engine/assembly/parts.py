@@ -20,7 +20,7 @@ from engine.model.calibration import calibrate, calibrate_steps
 from engine.model.errors import memory_for
 from engine.model.fingerprint import model_fingerprint
 from engine.model.kernel_paths import Choice, choose_kernel_paths, measured_step_tokens, rounding
-from engine.model.kv_memory import automatic_kv_bytes, gpu_kv_bytes
+from engine.model.kv_memory import Layout, automatic_kv_bytes, gpu_kv_bytes
 from engine.model.layers.fused import FusedDecoder
 from engine.model.layers.paged_model import PagedModel
 from engine.model.load import load_model
@@ -122,9 +122,9 @@ def _kv_memory_bytes(
 ) -> int:
     if config.kv_memory_bytes is not None:
         return config.kv_memory_bytes
-    longest = context_limit(config, model)
     if model.device.type != "cuda":
-        return automatic_kv_bytes(block_bytes, config.block_size, longest)
+        layout = _kv_layout(config, model, block_bytes)
+        return automatic_kv_bytes(layout, context_limit(config, model))
     memory = CudaMemory(model.device)
     return profiled_kv_bytes(config, model, block_bytes, memory, draft=draft)
 
@@ -143,7 +143,8 @@ def profiled_kv_bytes(
     """
     size, longest = step_size(config), context_limit(config, model)
     record = record or CudaRecorder(model.device)
-    most = min(longest, memory.total // block_bytes * config.block_size)
+    layout = _kv_layout(config, model, block_bytes)
+    most = min(longest, layout.tokens_in(memory.total))
     needs = []
     for one in (model,) if draft is None else (draft, model):
         kinds: list[Callable[[], Graphs | None]] = [
@@ -157,7 +158,11 @@ def profiled_kv_bytes(
         step=max(one.step for one in needs),
         graphs=sum(one.graphs for one in needs),
     )
-    return gpu_kv_bytes(together, block_bytes, config.block_size, longest)
+    return gpu_kv_bytes(together, layout, longest)
+
+
+def _kv_layout(config: EngineConfig, model: PagedModel, block_bytes: int) -> Layout:
+    return Layout(model.kinds, config.block_size, block_bytes, step_size(config).tokens)
 
 
 def context_limit(config: EngineConfig, model: PagedModel) -> int:

@@ -74,7 +74,7 @@ class Chains:
     def __init__(self, tiers: Tiers, most_bytes: int | None = None) -> None:
         self._tiers = tiers
         self._clock = tiers.clock
-        self._most = most_bytes or _BYTES + _BYTES_A_BLOCK * tiers.pool.num_blocks
+        self._most = most_bytes or _BYTES + _BYTES_A_BLOCK * tiers.num_findable
         self._num_bytes = 0
         self._numbers = count(1)
         self._tenants: dict[str, _Known] = {}

@@ -70,7 +70,7 @@ class EvictionQueue:
         """
         self._sizes = sizes
         self._largest = largest
-        self.leases = Leases(clock)
+        self.leases = Leases(clock, sizes)
         self._listener = listener
         self._lost: dict[int, Loss] = {}
         """Blocks that nobody leases any more, and why, if not for want of memory."""

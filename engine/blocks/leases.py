@@ -2,13 +2,13 @@
 
 A lease is one tenant's on one block, and lasts for so many seconds after that tenant's last use of
 it. Several tenants may lease one block; it is kept while one of them does. What that means for the
-order in which blocks are evicted is in `engine.blocks.eviction`.
+order in which blocks are evicted is in `engine.blocks.eviction`. All that is counted is pages.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from heapq import heapify, heappop, heappush
 from itertools import count
@@ -30,7 +30,7 @@ class LeaseTerms:
     seconds: float = 0.0
     """After the last use; 0: only the leases that it has are renewed, as they were."""
     most: int | None = None
-    """Blocks that the tenant may lease, all of its requests together; beyond that its least
+    """Pages that the tenant may lease, all of its requests together; beyond that its least
     recently renewed leases end."""
     weight: float = 1.0
     """The tenant's share beside others'."""
@@ -51,21 +51,23 @@ class TenantLeases:
     weight: float = 1.0
     leases: OrderedDict[int, _Lease] = field(default_factory=OrderedDict)
     """By block, the least recently renewed first."""
+    num_pages: int = 0
+    """Of these blocks."""
     idle: OrderedDict[int, None] = field(default_factory=OrderedDict)
     """Of these blocks: the ones up for eviction, least recently used first."""
-    block_seconds: float = 0.0
-    """Leased blocks times the seconds for which they were, up to `since`."""
+    page_seconds: float = 0.0
+    """Leased pages times the seconds for which they were, up to `since`."""
     since: float = 0.0
     begun: float = 0.0
     """When this record, and so its counts, began: tenants that were forgotten have a new one."""
     num_broken: int = 0
-    """Leases that ended early because there were no other blocks left."""
+    """Leases that ended early because nothing else was left to evict."""
     num_cut: int = 0
     """Leases that ended early because the tenant had too many."""
 
     def add(self, other: TenantLeases) -> None:
         """Count what another one's have been, too."""
-        self.block_seconds += other.block_seconds
+        self.page_seconds += other.page_seconds
         self.num_broken += other.num_broken
         self.num_cut += other.num_cut
 
@@ -77,9 +79,10 @@ class Leases:
     Methods that end leases return the blocks that nobody leases any more.
     """
 
-    def __init__(self, clock: Callable[[], float]) -> None:
-        """`clock` tells seconds, and never goes back."""
+    def __init__(self, clock: Callable[[], float], sizes: Sequence[int]) -> None:
+        """`clock` tells seconds, and never goes back. `sizes` are the pages of each block."""
         self._clock = clock
+        self._sizes = sizes
         self._tenants: dict[str, TenantLeases] = {}
         self._lessees: dict[int, tuple[str, ...]] = {}
         self._ends: list[tuple[float, int, str, list[int]]] = []
@@ -178,6 +181,7 @@ class Leases:
                 record.leases.move_to_end(block)
             elif terms.seconds:
                 record.leases[block] = _Lease(terms.seconds, until, entry)
+                record.num_pages += self._sizes[block]
                 begun.append(block)
                 others = self._lessees.get(block)
                 if others is None:
@@ -220,7 +224,7 @@ class Leases:
         """End a tenant's least recently renewed leases beyond `most`."""
         freed: list[int] = []
         record, now = self._tenants.get(tenant), self._clock()
-        while record is not None and most is not None and len(record.leases) > most:
+        while record is not None and most is not None and record.num_pages > most:
             freed += self._end(tenant, record, next(iter(record.leases)), now)
             record.num_cut += 1
         return freed
@@ -228,7 +232,7 @@ class Leases:
     def break_some(self) -> list[int]:
         """End leases on blocks that are up for eviction, of the tenant furthest over its share.
 
-        That is whose leased blocks, divided by its weight, are most. What it has used least
+        That is whose leased memory, divided by its weight, is most. What it has used least
         recently goes first. Where many tenants have leases, some are ended at a time.
         """
         tenant = max(self._idle, key=self._excess)
@@ -280,6 +284,8 @@ class Leases:
                 assert whose == tenant, f"{tenant!r}: a lease has another one's end"
                 assert block in noted, f"{tenant!r}: a lease has no end"
                 assert when <= lease.until, f"a lease of {tenant!r} ends too late"
+            num_pages = sum(self._sizes[block] for block in record.leases)
+            assert record.num_pages == num_pages, f"{tenant!r}: leased pages are miscounted"
             idle = record.leases.keys() & self._keys.keys()
             assert record.idle.keys() == idle, f"{tenant!r}: leased blocks up for eviction"
             assert (tenant in self._idle) == bool(idle), f"{tenant!r} is looked for in vain"
@@ -293,7 +299,7 @@ class Leases:
 
     def _excess(self, tenant: str) -> float:
         record = self._tenants[tenant]
-        return len(record.leases) / record.weight
+        return record.num_pages / record.weight
 
     def _expose(self, tenant: str, record: TenantLeases, block: int) -> None:
         """A tenant leases a block that another one leases, too, and that may be up for eviction."""
@@ -326,6 +332,7 @@ class Leases:
     def _end(self, tenant: str, record: TenantLeases, block: int, at: float) -> list[int]:
         self._count(record, at)
         del record.leases[block]
+        record.num_pages -= self._sizes[block]
         self._num_leases -= 1
         self._withdraw(tenant, record, block)
         if not record.leases:
@@ -353,6 +360,6 @@ class Leases:
             self._idle.pop(tenant, None)
 
     def _count(self, record: TenantLeases, now: float) -> None:
-        """Book the time since the last change, for as many leases as there have been."""
-        record.block_seconds += len(record.leases) * (now - record.since)
+        """Book the time since the last change, for as much as was leased."""
+        record.page_seconds += record.num_pages * (now - record.since)
         record.since = now

@@ -283,10 +283,10 @@ class BlockPool:
         self._queue.expire()
         return self._queue.leases
 
-    def lease(self, hashes: Iterable[bytes], terms: LeaseTerms, kind: int = 0) -> None:
-        """Keep what is present of `hashes`, in sequence order, as the last to be evicted."""
+    def lease(self, hashes: Iterable[tuple[bytes, int]], terms: LeaseTerms) -> None:
+        """Keep what is there of `hashes`, by kind, in sequence order, as the last to be evicted."""
         if terms.seconds or terms.tenant in self._queue.leases.tenants:
-            keys = [_key(one, kind) for one in hashes]
+            keys = [_key(*one) for one in hashes]
             present = [self._by_hash[key] for key in keys if key in self._by_hash]
             self._listener.touched(present)
             self._queue.lease(present, terms)

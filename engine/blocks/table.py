@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from heapq import merge
 from typing import Final
 
 from engine.api import Namespaces
@@ -293,8 +294,9 @@ class BlockTable:
         """
         self.held.keep_near(self.sealed_hashes())
         if self._terms is not None:
-            for number in range(len(self.rows)):
-                self.pool.lease(self._left(number), self._terms, number)
+            # Where a tenant may lease no more, what of its end one kind has is of no use alone.
+            kinds = map(self._left, range(len(self.rows)))
+            self.pool.lease((named for _, named in merge(*kinds)), self._terms)
         self.held.release()
         self.num_sealed = 0
         self._tail = None
@@ -308,17 +310,17 @@ class BlockTable:
         """Those of the first full blocks, held or not, that may be found and are hashed."""
         return self._hashes[: min(most, self.up_to // self._block_size)]
 
-    def _left(self, number: int) -> Iterator[bytes]:
-        """By what others find the blocks of a kind that it leaves."""
+    def _left(self, number: int) -> Iterator[tuple[int, tuple[bytes, int]]]:
+        """The indices of the blocks of a kind that it leaves, and by what others find them."""
         hashes, needed = self.sealed_hashes(), set[int]()
         if self.pool.kinds[number].forgets:
             end = len(hashes) * self._block_size
             needed = self.held.seen(number, {*self._ends, (max(0, end - NEAR), end)})
         for index, (block, block_hash) in enumerate(zip(self.rows[number], hashes, strict=False)):
             if block != HOLE or index in needed:
-                yield block_hash
+                yield index, (block_hash, number)
         if self._tail is not None:
-            yield self._tail
+            yield len(hashes), (self._tail, number)
 
     def _extras_for(self, num_tokens: int) -> bytes:
         return extras_for(self._short_extras, self._rotary_switch, num_tokens)

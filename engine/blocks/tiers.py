@@ -85,6 +85,13 @@ class Tiers(Listener):
         """The findable blocks that were registered since they were taken."""
         self._losses = Losses(num_pages, clock)
 
+    @property
+    def num_findable(self) -> int:
+        """About how many blocks of chains can be found at once, at most: what layers that forget
+        have passed of a chain is gone before its other kinds' blocks."""
+        kept = sum(kind.pages for kind in self.pool.kinds if not kind.forgets)
+        return self.pool.num_pages // (kept or self.pool.block_pages)
+
     def take_fresh(self) -> set[int]:
         """The fresh ones, once."""
         fresh, self.fresh = self.fresh, set()

@@ -68,6 +68,11 @@ class Head(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
         """Of one block in the file."""
         return self.block_bytes + _TAG_BYTES
 
+    @property
+    def kv_bytes(self) -> int:
+        """What its blocks take of memory."""
+        return len(self.names) * self.block_bytes
+
 
 def name_key(namespace_key: bytes) -> bytes:
     """The key of the names of a namespace's blocks."""

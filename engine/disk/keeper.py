@@ -49,6 +49,7 @@ class Keeper:
         self._interval = config.kept_seconds
         self._due = time.monotonic() + self._interval
         self._layout = _layout(info, memory)
+        self._block_bytes = scheduler.pool.block_pages * memory.page_bytes
         self._folder = Folder(Path(config.kept_dir))
         self.shelf = Shelf(config.kept_bytes)
         self._disk = ThreadPoolExecutor(1, thread_name_prefix="kept")
@@ -113,11 +114,12 @@ class Keeper:
         return request
 
     def blocks_by_owner(self) -> dict[str, int]:
-        """Blocks on disk; "" has those of owners of whom nobody has told (`forget_others`)."""
+        """What is on disk, as blocks of each kind; "" has that of owners of whom nobody has told
+        (`forget_others`)."""
         counts = Counter[str]()
-        for folder, count in self.shelf.num_blocks_by_owner.items():
-            counts[self._owners.get(folder, "")] += count
-        return dict(counts)
+        for folder, num_bytes in self.shelf.kv_bytes_by_owner.items():
+            counts[self._owners.get(folder, "")] += num_bytes
+        return {owner: -(-one // self._block_bytes) for owner, one in counts.items()}
 
     def forget_tenant(self, tenant: str) -> None:
         """Remove a tenant's files. Its requests that wait go on, and leave nothing behind."""

@@ -114,7 +114,7 @@ class Restorer:
         on_damage: Callable[[KeptFile, Exception], None],
     ) -> None:
         """`on_use` and `on_damage` are told of each file that was read, or could not be."""
-        self.num_restored = 0
+        self.num_restored_pages = 0
         """Blocks."""
         self._scheduler = scheduler
         self._lifecycle = scheduler.lifecycle
@@ -305,8 +305,8 @@ class Restorer:
         terms = restore.terms
         if self._folder.may_be_of(terms.tenant, portion.file):
             terms = replace(terms, seconds=max(portion.file.head.lease_seconds, terms.seconds))
-        self._pool.lease(hashes, terms, kind)
-        self.num_restored += len(hashes)
+        self._pool.lease(((one, kind) for one in hashes), terms)
+        self.num_restored_pages += len(hashes) * self._pool.kinds[kind].pages
         self._on_use(portion.file)
 
     def _move_evicted(self) -> None:

@@ -30,8 +30,8 @@ class Shelf:
         self._owners: dict[str, OrderedDict[Path, KeptFile]] = {}
         """Each owner's files, least recently used first."""
         self._bytes: Counter[str] = Counter()
-        self.num_blocks_by_owner: Counter[str] = Counter()
-        """Blocks in files, by the names of their owners' folders."""
+        self.kv_bytes_by_owner: Counter[str] = Counter()
+        """What blocks in files take of memory, by the names of their owners' folders."""
         self._spots: dict[bytes, Spot] = {}
 
     def __len__(self) -> int:
@@ -65,7 +65,7 @@ class Shelf:
         """A file has come; its owner's most recently used one."""
         self._owners.setdefault(file.owner, OrderedDict())[file.path] = file
         self._bytes[file.owner] += file.num_bytes
-        self.num_blocks_by_owner[file.owner] += len(file.head.names)
+        self.kv_bytes_by_owner[file.owner] += file.head.kv_bytes
         for number, name in enumerate(file.head.names):
             self._spots.setdefault(name, Spot(file, number))
         self.use(file, file.used)
@@ -91,12 +91,12 @@ class Shelf:
         if files.pop(file.path, None) is None:
             return
         self._bytes[file.owner] -= file.num_bytes
-        self.num_blocks_by_owner[file.owner] -= len(file.head.names)
+        self.kv_bytes_by_owner[file.owner] -= file.head.kv_bytes
         if not files:
             del (
                 self._owners[file.owner],
                 self._bytes[file.owner],
-                self.num_blocks_by_owner[file.owner],
+                self.kv_bytes_by_owner[file.owner],
             )
         for name in file.head.names:
             if name in self._spots and self._spots[name].file is file:
@@ -164,11 +164,9 @@ class Shelf:
             assert sum(file.num_bytes for file in files.values()) == self._bytes[owner], "bytes"
             for path, file in files.items():
                 assert (file.path, file.owner) == (path, owner), "a file is not where it belongs"
-            num_blocks = sum(len(file.head.names) for file in files.values())
-            assert num_blocks == self.num_blocks_by_owner[owner], "blocks"
-        assert self._bytes.keys() == self.num_blocks_by_owner.keys() == self._owners.keys(), (
-            "owners"
-        )
+            kv_bytes = sum(file.head.kv_bytes for file in files.values())
+            assert kv_bytes == self.kv_bytes_by_owner[owner], "blocks"
+        assert self._bytes.keys() == self.kv_bytes_by_owner.keys() == self._owners.keys(), "owners"
         files_known = set(self.files)
         for name, (file, number) in self._spots.items():
             assert file in files_known, "a block of no file"

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from engine.api import EngineError
+from engine.api import EngineError, Kind, most_pages, most_tokens
 from engine.system.control_groups import available_memory
 
 _log = logging.getLogger(__name__)
@@ -35,19 +36,46 @@ class Needs:
     """By recorded steps."""
 
 
-def automatic_kv_bytes(block_bytes: int, block_size: int, longest: int) -> int:
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """What tokens take of the KV cache."""
+
+    kinds: Sequence[Kind]
+    block_size: int
+    """Tokens."""
+    block_bytes: int
+    """Of a block of each kind, and what a draft model has beside it."""
+    step_tokens: int
+    """Computed in one step, at most."""
+
+    def bytes_for(self, num_tokens: int) -> int:
+        """What a sequence of so many takes at most, in whole blocks of each kind."""
+        pages = most_pages(self.kinds, self.block_size, 0, num_tokens, 1, self.step_tokens)
+        return -(-pages // self._block_pages) * self.block_bytes
+
+    def tokens_in(self, num_bytes: int) -> int:
+        """The longest sequence for which so many are enough."""
+        pages = max(0, num_bytes) // self.block_bytes * self._block_pages
+        return most_tokens(self.kinds, self.block_size, pages, 0, 1, self.step_tokens)
+
+    @property
+    def _block_pages(self) -> int:
+        return sum(kind.pages for kind in self.kinds)
+
+
+def automatic_kv_bytes(layout: Layout, longest: int) -> int:
     """On a CPU: a share of the memory that is free once the weights are loaded.
 
-    `block_bytes` hold `block_size` tokens; `longest` tokens are the most that a request may have.
-    Raises `EngineError` where that makes a context which is of no use.
+    `longest` are those that a request may have. Raises `EngineError` where that makes a context
+    which is of no use.
     """
     free = available_memory()
     useful = min(_USEFUL_TOKENS, longest)
-    wanted = -(-useful // block_size) * block_bytes
+    wanted = layout.bytes_for(useful)
     chosen = int(max(free * _CPU_SHARE, min(wanted, free - _KEPT_BYTES)))
     if chosen >= wanted:
         return chosen
-    tokens = chosen // block_bytes * block_size
+    tokens = layout.tokens_in(chosen)
     found = (
         f"{free // _MIB} MiB of memory are left beside the weights. The KV cache takes "
         f"{chosen // _MIB} MiB of it, for requests of {tokens} tokens, prompt and answer; {useful} "
@@ -60,7 +88,7 @@ def automatic_kv_bytes(block_bytes: int, block_size: int, longest: int) -> int:
     return chosen
 
 
-def gpu_kv_bytes(needs: Needs, block_bytes: int, block_size: int, longest: int) -> int:
+def gpu_kv_bytes(needs: Needs, layout: Layout, longest: int) -> int:
     """On a GPU: what its weights, its largest step and its graphs leave of a share of its memory.
 
     The other arguments and errors are those of `automatic_kv_bytes`.
@@ -71,11 +99,12 @@ def gpu_kv_bytes(needs: Needs, block_bytes: int, block_size: int, longest: int) 
         f"libraries and other processes, {needs.step // _MIB} are for the largest step, and "
         f"{needs.graphs // _MIB} for CUDA graphs"
     )
-    tokens = max(0, chosen) // block_bytes * block_size
+    tokens = layout.tokens_in(chosen)
     if tokens < min(_LEAST_TOKENS, longest):
         raise EngineError(
             f"kv_memory: too little. {found}: {tokens} tokens are left for the KV cache. Give "
             "--step-token-budget or --max-running-requests a smaller number, or --kv-memory a size"
         )
-    _log.info("%s; the KV cache has %d MiB for %d tokens", found, chosen // _MIB, tokens)
+    held = chosen // layout.block_bytes * layout.block_size
+    _log.info("%s; the KV cache has %d MiB for %d tokens", found, chosen // _MIB, held)
     return chosen

@@ -57,7 +57,7 @@ class Lifecycle:
         self.num_cached_tokens = 0
         self.num_forks = 0
         self.num_copied_blocks = 0
-        self.reuse = ReuseCurve(tiers.pool.num_blocks)
+        self.reuse = ReuseCurve(tiers.pool.num_blocks, tiers.num_findable)
         self.chains = Chains(tiers)
         self.roll = RollKeeper(tiers, self.chains, self.live, self.running)
 

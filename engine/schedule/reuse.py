@@ -22,8 +22,12 @@ _FACTORS = (0.25, 0.5, 1, 2, 4, 8, 16)
 class ReuseCurve:
     """Of one pool. A use takes constant time, but for `MOST_WATCHED` numbers that move over."""
 
-    def __init__(self, num_blocks: int, most_watched: int = MOST_WATCHED) -> None:
+    def __init__(
+        self, num_blocks: int, num_findable: int, most_watched: int = MOST_WATCHED
+    ) -> None:
+        """It holds `num_blocks` of each kind, in whose memory so many can be found of chains."""
         self._sizes = [int(num_blocks * factor) for factor in _FACTORS]
+        self._reaches = [int(num_findable * factor) for factor in _FACTORS]
         self._most = most_watched
         self._threshold = _PLACES
         # When each watched block was used last, all these times in order, and the blocks by place.
@@ -86,8 +90,8 @@ class ReuseCurve:
 
     def _count(self, distance: int) -> None:
         scaled = distance * _PLACES / self._threshold
-        for index in range(bisect_left(self._sizes, scaled), len(self._sizes)):
-            if scaled < self._sizes[index]:
+        for index in range(bisect_left(self._reaches, scaled), len(self._reaches)):
+            if scaled < self._reaches[index]:
                 self._found[index] += 1
 
     def _lower(self) -> None:

@@ -365,9 +365,9 @@ class Scheduler:
 
     def lease_terms(self, request: EngineRequest) -> LeaseTerms:
         """How a request leases what it uses."""
-        share, most = request.share, int(self._config.lease_share * self.pool.num_blocks)
+        share, most = request.share, int(self._config.lease_share * self.pool.num_pages)
         if share.max_leased_blocks is not None:
-            most = share.max_leased_blocks
+            most = share.max_leased_blocks * self.pool.block_pages
         return LeaseTerms(request.tenant, request.cache.lease_s, most, share.weight)
 
     def _undo(self, plans: list[StepPlan]) -> None:

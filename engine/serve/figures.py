@@ -24,7 +24,7 @@ def engine_stats(
     if keeper is not None:
         counts["kept_files"] = len(keeper.shelf)
         counts["kept_bytes"] = keeper.shelf.num_bytes
-        counts["restored_blocks"] = keeper.restorer.num_restored
+        counts["restored_blocks"] = pool.in_blocks(keeper.restorer.num_restored_pages)
     return EngineStats(
         running=len(scheduler.running),
         waiting=lifecycle.num_waiting,
@@ -41,7 +41,7 @@ def engine_stats(
         copied_blocks=lifecycle.num_copied_blocks,
         blocks_pinned=pool.in_blocks(scheduler.pins.num_pages),
         blocks_leased=pool.in_blocks(pool.count(pool.leases.blocks)),
-        lease_block_seconds=leases.block_seconds,
+        lease_block_seconds=leases.page_seconds / pool.block_pages,
         leases_broken=leases.num_broken,
         leases_cut=leases.num_cut,
         host_blocks_total=tiers.host.num_blocks,
@@ -76,8 +76,8 @@ def _tenant_stats(scheduler: Scheduler) -> dict[str, TenantStats]:
             blocks_cached=pool.in_blocks(pool.num_cached_of(tenant)),
             blocks_pinned=pool.in_blocks(pinned.get(tenant, 0)),
             served=account.served,
-            blocks_leased=pool.in_blocks(pool.count(leased.leases)),
-            lease_block_seconds=leased.block_seconds,
+            blocks_leased=pool.in_blocks(leased.num_pages),
+            lease_block_seconds=leased.page_seconds / pool.block_pages,
             leases_broken=leased.num_broken,
             leases_cut=leased.num_cut,
             leases_since=leased.begun,

@@ -135,16 +135,14 @@ async def test_leases_are_booked_once_also_over_a_restart_of_the_engine(
 
 async def test_leases_are_booked_also_of_who_was_forgotten_meanwhile() -> None:
     now, meter, engine = 0.0, Mock(generations=AsyncMock(return_value={})), AsyncMock()
-    leases = Leases(lambda: now)
+    leases = Leases(lambda: now, [1] * 3)
     booking = LeaseBooking(engine, Booking(meter), meter)
     for forgotten in (True, True, False):
         leases.grant([1, 2], LeaseTerms("acme", 1000.0))
         for seconds in (3.5, 4.5):
             now += seconds
             record = leases.of("acme")
-            acme = replace(
-                IDLE, lease_block_seconds=record.block_seconds, leases_since=record.begun
-            )
+            acme = replace(IDLE, lease_block_seconds=record.page_seconds, leases_since=record.begun)
             engine.stats.return_value.tenants = {"acme": acme}
             await booking.book()
         if forgotten:

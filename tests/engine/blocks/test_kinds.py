@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -158,7 +160,7 @@ def test_a_leased_block_is_kept_though_it_was_passed() -> None:
     for name, block in zip((b"x", b"y"), blocks, strict=True):
         pool.register(block, name, kind=1)
     pool.release(blocks, passed=True)
-    pool.lease([b"x"], LeaseTerms("a", 60.0), 1)
+    pool.lease([(b"x", 1)], LeaseTerms("a", 60.0))
     pool.check()
     pool.allocate(3, "b")
     assert pool.find([b"x"], 1)
@@ -170,12 +172,14 @@ class KindsPoolMachine(RuleBasedStateMachine):
     """Blocks of all kinds come and go; what is foretold comes true, and the books balance."""
 
     pages = 17
+    now = 0.0
 
     def __init__(self) -> None:
         super().__init__()
-        self.pool = BlockPool(self.pages, kinds=KINDS)
+        self.pool = BlockPool(self.pages, clock=lambda: self.now, kinds=KINDS)
         self.held: list[list[int]] = []
         self.counter = 0
+        self.leased_seconds: Counter[str] = Counter()
 
     @rule(
         count=st.integers(0, 4),
@@ -228,6 +232,26 @@ class KindsPoolMachine(RuleBasedStateMachine):
         assert all(not said or there for said, there in zip(foretold, actual, strict=True))
         self.held = [held for index, held in enumerate(self.held) if index not in chosen] + [hits]
 
+    @rule(
+        tenant=st.sampled_from("abc"),
+        named=st.lists(st.tuples(st.integers(0, 19), st.integers(0, 2)), max_size=5, unique=True),
+        seconds=st.sampled_from([0.0, 2.0, 5.0]),
+        most=st.one_of(st.none(), st.integers(0, 9)),
+    )
+    def lease(
+        self, tenant: str, named: list[tuple[int, int]], seconds: float, most: int | None
+    ) -> None:
+        hashes = [(f"h{number}".encode(), kind) for number, kind in named]
+        self.pool.lease(hashes, LeaseTerms(tenant, seconds, most))
+        if hashes and most is not None:
+            assert self.pool.leases.of(tenant).num_pages <= most
+
+    @rule()
+    def tick(self) -> None:
+        for tenant in "abc":
+            self.leased_seconds[tenant] += self.pool.leases.of(tenant).num_pages
+        self.now += 1.0
+
     @rule(owner=st.sampled_from("abc"), count=st.integers(0, 9))
     def reserve(self, owner: str, count: int) -> None:
         self.pool.reserve(owner, count)
@@ -236,6 +260,7 @@ class KindsPoolMachine(RuleBasedStateMachine):
     def forget_owner(self, owner: str) -> None:
         self.pool.forget_owner(owner)
         assert self.pool.num_cached_of(owner) == 0
+        del self.leased_seconds[owner]
 
     @rule(data=st.data(), count=st.integers(0, 6), owner=st.sampled_from("abc"))
     def empty(self, data: st.DataObject, count: int, owner: str) -> None:
@@ -250,6 +275,10 @@ class KindsPoolMachine(RuleBasedStateMachine):
         used = {block for blocks in self.held for block in blocks}
         assert self.pool.num_in_use == self.pool.count(used)
         assert sum(map(self.pool.num_cached_of, "abc")) == self.pool.num_cached
+        for tenant in "abc":
+            leased = self.pool.leases.of(tenant)
+            assert leased.page_seconds == self.leased_seconds[tenant]
+            assert leased.num_pages == self.pool.count(leased.leases)
 
     def teardown(self) -> None:
         for blocks in self.held:

@@ -118,6 +118,38 @@ def test_a_tenant_leases_no_more_than_it_may() -> None:
     assert (core.stats().blocks_leased, core.stats().leases_cut) == (10, 12)
 
 
+WINDOWS = [(EVERYTHING, Kind(window=6, pages=2)), (EVERYTHING, Kind(chunk=12), Kind(window=3))]
+
+
+@pytest.mark.parametrize("kinds", WINDOWS)
+def test_layers_with_windows_lease_by_the_memory_that_they_take(kinds: tuple[Kind, ...]) -> None:
+    clock, share = Clock(), TenantShare(max_leased_blocks=4)
+    core = simulated_core(num_blocks=40, lease_share=0.15, kinds=kinds, clock=clock)
+    serve(core, PROMPT, cache=LEASE, share=share, tenant="limited")
+    serve(core, PROMPT, cache=LEASE)
+    pool, tenants = core.scheduler.pool, core.stats().tenants
+    for tenant, blocks in (("limited", 4), ("a", 6)):
+        pages = pool.leases.of(tenant).num_pages
+        assert blocks * 3 - 2 <= pages <= blocks * 3, "to the last block that fits"
+        assert tenants[tenant].blocks_leased == blocks
+        clock.now += 30
+        told = core.stats().tenants[tenant].lease_block_seconds
+        assert told == pytest.approx(clock.now * pages / 3)
+
+
+@pytest.mark.parametrize("kinds", WINDOWS)
+def test_what_a_limit_leaves_leased_is_a_beginning_of_all_kinds(kinds: tuple[Kind, ...]) -> None:
+    core = simulated_core(num_blocks=40, kinds=kinds)
+    serve(core, PROMPT, cache=LEASE, share=TenantShare(max_leased_blocks=3))
+    pool = core.scheduler.pool
+    found = [pool.find(hashes_of(PROMPT))[index] for index in range(10)]
+    leased = [index for index, block in enumerate(found) if pool.leases.is_leased(block)]
+    assert leased == list(range(len(leased)))
+    others = [one for one in pool.leases.blocks if pool.kinds_of[one]]
+    beside = {one for index in leased for one in pool.beside(found[index])}
+    assert set(others) <= beside, "no window is leased behind what it continues"
+
+
 def test_what_is_counted_since_the_start_stays_when_a_tenant_is_forgotten() -> None:
     clock, share = Clock(), TenantShare(max_leased_blocks=4)
     core = simulated_core(40, clock=clock)

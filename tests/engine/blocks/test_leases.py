@@ -41,6 +41,10 @@ def leased(
     return keys
 
 
+def lease(pool: BlockPool, keys: Sequence[bytes], terms: LeaseTerms) -> None:
+    pool.lease([(key, 0) for key in keys], terms)
+
+
 def use(pool: BlockPool, keys: Sequence[bytes], terms: LeaseTerms) -> int:
     """Serve one request that leases what it has used; returns how many blocks it found."""
     hits = pool.find(keys)
@@ -48,7 +52,7 @@ def use(pool: BlockPool, keys: Sequence[bytes], terms: LeaseTerms) -> int:
     blocks = [*hits, *pool.allocate(len(keys) - len(hits), terms.tenant)]
     for block, key in list(zip(blocks, keys, strict=True))[len(hits) :]:
         pool.register(block, key)
-    pool.lease(keys, terms)
+    lease(pool, keys, terms)
     pool.release(blocks)
     pool.check()
     return len(hits)
@@ -169,7 +173,7 @@ def test_a_shorter_lease_does_not_cut_a_longer_one_short() -> None:
 def test_what_nobody_holds_can_be_leased_by_several() -> None:
     pool = BlockPool(20, "lru")
     shared = leased(pool, "shared", 10, tenant="a")
-    pool.lease(shared, LeaseTerms("b", 60))
+    lease(pool, shared, LeaseTerms("b", 60))
     pool.check()
     pool.release(pool.allocate(15, "c"))
     assert len(pool.find(shared)) == 5
@@ -226,10 +230,10 @@ def test_leased_block_seconds_are_told_to_the_second() -> None:
     clock.now = 10.0
     leased(pool, "second", 5, seconds=20)
     clock.now = 25.0
-    assert pool.leases.of("a").block_seconds == 10 * 25 + 5 * 15
+    assert pool.leases.of("a").page_seconds == 10 * 25 + 5 * 15
     clock.now = 1000.0
-    assert pool.leases.of("a").block_seconds == 10 * 60 + 5 * 20
-    assert pool.leases.of("stranger").block_seconds == 0
+    assert pool.leases.of("a").page_seconds == 10 * 60 + 5 * 20
+    assert pool.leases.of("stranger").page_seconds == 0
 
 
 def test_leases_that_are_over_take_no_memory() -> None:
@@ -248,7 +252,7 @@ def test_leases_that_begin_together_are_looked_at_together_until_one_is_renewed(
     leased(pool, "prompt", 10, seconds=10)
     assert len(pool.leases._ends) == 1
     clock.now += 5.0
-    pool.lease(chain("prompt", 4), LeaseTerms("a", 10.0))
+    lease(pool, chain("prompt", 4), LeaseTerms("a", 10.0))
     clock.now += 6.0
     assert len(pool.leases.of("a").leases) == 4
     assert len(pool.leases._ends) == 1
@@ -264,15 +268,15 @@ def test_of_tenants_without_leases_only_the_last_ones_are_remembered() -> None:
     pool = BlockPool(2, "lru", clock)
     for number in range(1100):
         clock.now += 1.0
-        pool.lease(chain("none", 1), LeaseTerms(f"nothing {number}", 60.0))
+        lease(pool, chain("none", 1), LeaseTerms(f"nothing {number}", 60.0))
         leased(pool, f"prompt {number}", 1, seconds=0.5, tenant=str(number))
     assert len(pool.leases.tenants) <= 1024 + 1
-    assert pool.leases.of("1099").block_seconds == 0
+    assert pool.leases.of("1099").page_seconds == 0
     clock.now += 1.0
-    assert pool.leases.of("1099").block_seconds == 0.5
-    assert pool.leases.of("1000").block_seconds == 0.5
+    assert pool.leases.of("1099").page_seconds == 0.5
+    assert pool.leases.of("1000").page_seconds == 0.5
     assert len(pool.leases.tenants) == 1024
-    assert pool.leases.of("5").block_seconds == 0, "forgotten"
+    assert pool.leases.of("5").page_seconds == 0, "forgotten"
 
 
 class LeasedPoolMachine(PoolMachine):
@@ -300,7 +304,7 @@ class LeasedPoolMachine(PoolMachine):
     ) -> None:
         hashes = [f"h{(start + i) % 20}".encode() for i in range(length)]
         present = [block for key in hashes for block in self.pool.find([key])]
-        self.pool.lease(hashes, LeaseTerms(tenant, seconds, most, weight))
+        lease(self.pool, hashes, LeaseTerms(tenant, seconds, most, weight))
         own = self.leases[tenant]
         has_asked = seconds or tenant in self.pool.leases.tenants
         for block in reversed(present):
@@ -355,7 +359,7 @@ class LeasedPoolMachine(PoolMachine):
             found = leases.of(tenant)
             running = {block: (one.seconds, one.until) for block, one in found.leases.items()}
             assert list(running.items()) == list(own.items())
-            told = found.block_seconds, found.num_cut, found.num_broken
+            told = found.page_seconds, found.num_cut, found.num_broken
             assert told == (self.seconds[tenant], self.cut[tenant], self.broken[tenant])
 
 

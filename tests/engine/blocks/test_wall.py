@@ -144,7 +144,7 @@ def test_every_operation_of_a_pool_marks_what_it_changes(seed: int) -> None:
             pool.empty(1, tenant)
         elif chosen == 5:
             terms = LeaseTerms(tenant, rng.choice([0.0, 2.0]), rng.choice([1, 8]))
-            pool.lease(rng.sample(hashes, 4), terms)
+            pool.lease([(one, 0) for one in rng.sample(hashes, 4)], terms)
         elif chosen == 6:
             clock.now += 1
             assert pool.leases is not None

@@ -29,8 +29,15 @@ any_kinds = pytest.mark.parametrize("kinds", ANY)
 
 
 def needed(kinds: tuple[Kind, ...], num_blocks: int) -> int:
-    """How many blocks a hit of so many needs, of all kinds."""
-    return sum(len(kind.seen(4 * num_blocks, 4)) for kind in kinds)
+    """How many pages a hit of so many blocks needs."""
+    return sum(kind.pages * len(kind.seen(4 * num_blocks, 4)) for kind in kinds)
+
+
+def restored(core: EngineCore) -> int:
+    """How many pages were read; told in blocks of each kind."""
+    pages, pool = keeper(core).restorer.num_restored_pages, core.scheduler.pool
+    assert core.stats().restored_blocks == -(-pages // pool.block_pages)
+    return pages
 
 
 @any_kinds
@@ -43,13 +50,14 @@ def test_a_pinned_prompt_is_found_after_a_restart(
     save(core)
     sizes = [disk_bytes(path.stat().st_size) for path in kept_files(tmp_path)]
     assert (core.stats().kept_files, core.stats().kept_bytes) == (len(kinds), sum(sizes))
+    assert keeper(core).blocks_by_owner() == {"": core.stats().blocks_pinned}
 
     core = start(tmp_path, kinds=kinds, runs_ahead=runs_ahead)
     assert found(core) == 4 * BLOCKS
-    assert core.stats().restored_blocks == needed(kinds, BLOCKS)
+    assert restored(core) == needed(kinds, BLOCKS)
     # It is there now, and read no more.
     assert found(core, name="again") >= 4 * BLOCKS
-    assert core.stats().restored_blocks == needed(kinds, BLOCKS)
+    assert restored(core) == needed(kinds, BLOCKS)
 
 
 @any_kinds
@@ -94,12 +102,12 @@ def test_only_what_is_missing_is_read(tmp_path: Path, kinds: tuple[Kind, ...]) -
     pool, hashes = core.scheduler.pool, tables_hashes(core, PROMPT)
     seen = [kind.seen(4 * BLOCKS, 4) for kind in kinds]
     there = sum(
-        len(pool.find([hashes[index]], number))
+        kinds[number].pages * len(pool.find([hashes[index]], number))
         for number, indices in enumerate(seen)
         for index in indices
     )
     assert found(core, name="all") == 4 * BLOCKS
-    assert core.stats().restored_blocks == needed(kinds, 8) + needed(kinds, BLOCKS) - there
+    assert restored(core) == needed(kinds, 8) + needed(kinds, BLOCKS) - there
 
 
 def tables_hashes(core: EngineCore, prompt: list[int]) -> list[bytes]:
@@ -142,9 +150,9 @@ def test_what_there_is_room_for_is_read(tmp_path: Path) -> None:
     taken = pool.allocate(pool.num_pages - pool.num_in_use - 13, "b")
     # Of these "long" may come to take three. All of the prompt would need 16, its beginning 10.
     core.submit(make_request("r", PROMPT, 4))
-    while core.stats().restored_blocks < needed(SEVERAL, 4):
+    while restored(core) < needed(SEVERAL, 4):
         core.step()
-    assert core.stats().restored_blocks == needed(SEVERAL, 4)
+    assert restored(core) == needed(SEVERAL, 4)
     pool.release(taken)
     assert run_to_end(core)["r"] == expected_output(PROMPT, 4)
 
@@ -183,7 +191,7 @@ def test_who_computes_what_another_reads_waits_for_it(tmp_path: Path) -> None:
     for name in "xy":
         core.submit(make_request(name, PROMPT, 6))
     assert run_to_end(core) == dict.fromkeys("xy", expected_output(PROMPT, 6))
-    assert core.stats().restored_blocks == needed(BOTH, BLOCKS)
+    assert restored(core) == needed(BOTH, BLOCKS)
     assert core.stats().cached_tokens == 8 * BLOCKS
 
 

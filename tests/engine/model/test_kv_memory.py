@@ -6,19 +6,20 @@ import logging
 
 import pytest
 
-from engine.api import EngineError
+from engine.api import EVERYTHING, EngineError, Kind
 from engine.model import kv_memory
-from engine.model.kv_memory import automatic_kv_bytes
+from engine.model.kv_memory import Layout, Needs, automatic_kv_bytes, gpu_kv_bytes
 
 MIB = 2**20
 BLOCK_SIZE, BLOCK_BYTES = 16, 16 * 23_040  # of the default model
+LAYOUT = Layout((EVERYTHING,), BLOCK_SIZE, BLOCK_BYTES, 256)
 CONTEXT = 8192
 CONTEXT_MIB = CONTEXT * 23_040 // MIB  # 180
 
 
 def blocks(free_mib: int, monkeypatch: pytest.MonkeyPatch, longest: int = CONTEXT) -> int:
     monkeypatch.setattr(kv_memory, "available_memory", lambda: free_mib * MIB)
-    chosen = automatic_kv_bytes(BLOCK_BYTES, BLOCK_SIZE, longest)
+    chosen = automatic_kv_bytes(LAYOUT, longest)
     return chosen // BLOCK_BYTES
 
 
@@ -67,3 +68,35 @@ def test_a_model_of_short_contexts_needs_little(
 ) -> None:
     assert blocks(60, monkeypatch, longest=256) >= 256 // BLOCK_SIZE
     assert caplog.records == []
+
+
+WINDOWED = Layout((EVERYTHING, Kind(window=1024, pages=5)), BLOCK_SIZE, BLOCK_BYTES, 256)
+
+
+def test_layers_with_a_window_need_no_memory_for_the_whole_context(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    # A sixth of 180 MiB for full attention, and 1,296 tokens of the rest.
+    monkeypatch.setattr(kv_memory, "available_memory", lambda: (54 + 128) * MIB)
+    assert automatic_kv_bytes(WINDOWED, CONTEXT) < 54 * MIB
+    assert caplog.records == []
+    monkeypatch.setattr(kv_memory, "available_memory", lambda: (50 + 128) * MIB)
+    assert WINDOWED.tokens_in(automatic_kv_bytes(WINDOWED, CONTEXT)) < CONTEXT
+    assert len(caplog.records) == 1
+
+
+@pytest.mark.parametrize("layout", [LAYOUT, WINDOWED])
+def test_a_sequence_takes_what_it_is_found_to_fit(layout: Layout) -> None:
+    for num_tokens in (16, 496, 8192, 131_072):
+        num_bytes = layout.bytes_for(num_tokens)
+        assert layout.tokens_in(num_bytes) >= num_tokens
+        assert layout.tokens_in(num_bytes - BLOCK_BYTES) < num_tokens
+    assert layout.tokens_in(-1) == 0
+
+
+def test_a_gpu_is_too_small_by_what_its_windows_need() -> None:
+    least = WINDOWED.bytes_for(512)
+    needs = Needs(total=int(least / 0.92) + 2, used=0, step=0, graphs=0)
+    assert gpu_kv_bytes(needs, WINDOWED, CONTEXT) >= least
+    with pytest.raises(EngineError, match="kv_memory: too little"):
+        gpu_kv_bytes(Needs(least, 0, 0, 0), WINDOWED, CONTEXT)

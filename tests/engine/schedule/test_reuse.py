@@ -43,7 +43,7 @@ def found(size: int, accesses: list[Access]) -> float:
 
 
 def watched(num_blocks: int, most: int, accesses: list[Access]) -> ReuseCurve:
-    curve = ReuseCurve(num_blocks, most)
+    curve = ReuseCurve(num_blocks, num_blocks, most)
     for kind, hashes in accesses:
         getattr(curve, kind)(hashes)
     return curve
@@ -70,6 +70,15 @@ def test_a_sample_of_fixed_size_tells_about_the_same() -> None:
 
 
 def test_before_anything_was_asked_nothing_is_found() -> None:
-    curve = ReuseCurve(100)
+    curve = ReuseCurve(100, 100)
     curve.touch([block(1)])
     assert {point.found for point in curve.points()} == {0.0}
+
+
+def test_a_pool_whose_windows_are_passed_finds_more_blocks_than_it_has_of_each_kind() -> None:
+    done = list(accesses(random.Random(1), 400, 40))
+    curve = ReuseCurve(64, 96, 10_000)
+    for kind, hashes in done:
+        getattr(curve, kind)(hashes)
+    for point in curve.points():
+        assert point.found == pytest.approx(found(point.blocks * 3 // 2, done))

@@ -9,7 +9,8 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
-from engine.model.kv_memory import automatic_kv_bytes
+from engine.api import EVERYTHING
+from engine.model.kv_memory import Layout, automatic_kv_bytes
 from engine.system import control_groups
 from engine.system.control_groups import available_memory, cpu_quotas
 
@@ -127,7 +128,7 @@ def test_memory_of_version_1_is_read_from_outside_and_inside_of_a_container(tree
 
 def test_an_engine_in_a_container_takes_its_blocks_from_what_the_container_has(tree: Tree) -> None:
     def chosen() -> int:
-        return automatic_kv_bytes(16 * KV_TOKEN_BYTES, 16, 8192)
+        return automatic_kv_bytes(Layout((EVERYTHING,), 16, 16 * KV_TOKEN_BYTES, 256), 8192)
 
     assert chosen() == 8 * GB
     tree.belong("4:memory:/docker/abc")
