@@ -15,7 +15,8 @@ from engine.sequences.plan import Sampled, StepPlan
 from engine.serve.core import EngineCore
 from engine.serve.local import LocalEngine
 from tests.engine.simulated_model import EOS
-from tests.engine.simulation import SimulatedRunner, simulated_core
+from tests.engine.simulated_runner import SimulatedRunner
+from tests.engine.simulation import simulated_core
 
 BLOCK_SIZE = 16
 NUM_BLOCKS = 160

@@ -13,7 +13,8 @@ from engine.draft.worth import RowCosts
 from engine.draft_model.drafter import DraftModel
 from engine.sequences.plan import Sampled, StepPlan
 from tests.engine.simulated_model import VOCAB
-from tests.engine.simulation import SimulatedRunner, simulated_core
+from tests.engine.simulated_runner import SimulatedRunner
+from tests.engine.simulation import simulated_core
 
 
 class SmallRunner(SimulatedRunner):

@@ -22,14 +22,8 @@ from tests.engine.draft.guesses import Seer
 from tests.engine.run.test_steps import RunAheadMachine, prompt_that_goes_on, prompt_that_stops
 from tests.engine.schedule.test_any_order import ManyKindsSchedulerMachine, SchedulerMachine
 from tests.engine.simulated_model import EOS, expected_hypotheses, expected_output, random_prompt
-from tests.engine.simulation import (
-    LateRunner,
-    SimulatedRunner,
-    make_request,
-    run_all_to_end,
-    run_to_end,
-    simulated_core,
-)
+from tests.engine.simulated_runner import LateRunner, SimulatedRunner
+from tests.engine.simulation import make_request, run_all_to_end, run_to_end, simulated_core
 
 
 def speculating(right: float = 1.0, **options: object) -> EngineCore:

@@ -19,13 +19,8 @@ from tests.engine.schedule.test_any_order import (
     SchedulerMachine,
 )
 from tests.engine.simulated_model import EOS, expected_hypotheses, expected_output, random_prompt
-from tests.engine.simulation import (
-    LateRunner,
-    make_request,
-    run_all_to_end,
-    run_to_end,
-    simulated_core,
-)
+from tests.engine.simulated_runner import LateRunner
+from tests.engine.simulation import make_request, run_all_to_end, run_to_end, simulated_core
 
 
 def late(core: EngineCore) -> LateRunner:
