@@ -115,7 +115,7 @@ class Restorer:
     ) -> None:
         """`on_use` and `on_damage` are told of each file that was read, or could not be."""
         self.num_restored_pages = 0
-        """Blocks."""
+        """Read from disk, and findable since."""
         self._scheduler = scheduler
         self._lifecycle = scheduler.lifecycle
         self._pool = scheduler.pool
