@@ -82,7 +82,9 @@ def gate(
 
     `gate_up` is [num_tokens, 2 * inter], the result [num_tokens, inter]. With `is_plain` there is
     no second half: `gate_up` is [num_tokens, inter]. `gelu_tanh` is GELU by its tanh approximation,
-    `relu2` the square of ReLU. Source: Shazeer, "GLU Variants Improve Transformer", 2020.
+    `relu2` the square of ReLU, `clamped_swiglu` gpt-oss's: x times the sigmoid of 1.702 x, where x
+    is at most 7, and 1 is added to the second half, which is within -7 and 7. Source: Shazeer, "GLU
+    Variants Improve Transformer", 2020.
     """
     room = backends.room("layers", gate_up.device, backend)
     gated: Tensor = room.gate(gate_up, activation, is_plain)

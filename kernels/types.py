@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-Activation = Literal["silu", "gelu_tanh", "relu2"]
+Activation = Literal["silu", "gelu_tanh", "relu2", "clamped_swiglu"]
 Quantization = Literal["none", "int8", "int4"]
 
 
@@ -172,6 +172,73 @@ class LayerOptions:
     """The feed-forward network does not see what attention has found."""
     is_plain: bool = False
     """Nothing is gated: `gate_up` has as many outputs as `down` has inputs."""
+    sinks: Tensor | None = None  # float32 [num_heads]
+    """Of attention: what a softmax sees beside the keys."""
+
+
+@dataclass(frozen=True, slots=True)
+class Dense:
+    """A feed-forward network that all tokens go through: two products, an activation between."""
+
+    gate_up: Linear
+    down: Linear
+
+
+Scores = Literal["softmax", "sigmoid", "softmax_near_best"]
+"""What a router's results become before experts are chosen by them: shares of all experts, or
+numbers of their own. Of the last, see `kernels.experts.route`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Routing:
+    """How a token's experts, and what each of them counts, come of its router's results."""
+
+    num_experts: int
+    per_token: int
+    scores: Scores
+    correction: Tensor | None = None  # float32 [num_experts], added for the choice alone
+    num_groups: int = 1
+    """Of neighbouring experts, as many in each."""
+    kept_groups: int = 1
+    """Experts are chosen from so many groups: those whose two best ones together are best."""
+    is_normalised: bool = True
+    """What a token's experts count is divided by its sum."""
+    least_sum: float = 0.0
+    """That sum is at least this."""
+    scale: float = 1.0
+    """Of what they count."""
+    margin: float = 0.0
+    """Of `softmax_near_best`."""
+
+
+class Experts(Protocol):
+    """The networks that tokens are routed to, with the weights that they need."""
+
+    num_experts: int
+    nbytes: int
+    """Memory of weights, scales and biases of all."""
+
+    def __call__(self, x: Tensor, chosen: Tensor, shares: Tensor) -> Tensor:
+        """The sum of what a token's experts make of it, each times its share.
+
+        `x` is [tokens, hidden_size], and so is the result, in its type; `chosen` int32, `shares`
+        float32, both [tokens, experts of a token], contiguous.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Mixture:
+    """A feed-forward network of experts, of which a router gives each token a few."""
+
+    router: Linear
+    """Of float32: [tokens, hidden_size] to [tokens, num_experts]."""
+    routing: Routing
+    experts: Experts
+    shared: Dense | None = None
+    """Beside them, for all tokens."""
+    shared_gate: Linear | None = None
+    """Of float32, to one number, whose sigmoid multiplies what `shared` gives."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,5 +248,4 @@ class DecoderLayer:
     options: LayerOptions
     qkv: Linear
     out: Linear
-    gate_up: Linear
-    down: Linear
+    network: Dense | Mixture

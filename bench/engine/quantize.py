@@ -29,11 +29,11 @@ from bench.common.traces import DEFAULT_QUESTIONS
 from bench.registry import BenchError, Result
 from engine.batch.batch import pack
 from engine.config import Dtype, EngineConfig, KVDtype, Quantization
-from engine.model.layers import fused as decoder
+from engine.model.layers import packing
 from engine.model.layers.paged_model import PagedModel
 from engine.model.load import load_model
 from engine.model.weights import DEFAULT_MODEL, resolve_model
-from kernels.types import Linear
+from kernels.types import Experts, Linear
 
 _SCHEMES: Final[dict[str, tuple[Dtype, Quantization, KVDtype]]] = {
     "float32": ("float32", "none", "auto"),
@@ -153,15 +153,15 @@ def _product_sizes() -> Iterator[list[int]]:
     """The bytes of every product that is packed meanwhile."""
     sizes = list[int]()
     with ExitStack() as stack:
-        for name in ("pack", "pack_groups"):
-            counted = partial(_counted, vars(decoder)[name], sizes)
-            stack.enter_context(replaced(decoder, name, counted))
+        for name in ("pack", "pack_groups", "pack_experts"):
+            counted = partial(_counted, vars(packing)[name], sizes)
+            stack.enter_context(replaced(packing, name, counted))
         yield sizes
 
 
 def _counted(
-    pack: Callable[..., Linear], sizes: list[int], *arguments: Any, **options: Any
-) -> Linear:
+    pack: Callable[..., Linear | Experts], sizes: list[int], *arguments: Any, **options: Any
+) -> Linear | Experts:
     product = pack(*arguments, **options)
     sizes.append(product.nbytes)
     return product

@@ -37,6 +37,7 @@ from engine.serve import loop as engine_loop
 from engine.serve.core import EngineCore
 from engine.system.threads import threads_of_rank
 from kernels.kv_format import KvDtype
+from kernels.types import Dense
 
 Step = TypeVar("Step")
 Models = Mapping[str, PagedModel]
@@ -44,7 +45,6 @@ Models = Mapping[str, PagedModel]
 WARM_UP_STEPS: Final = 2
 _PROMPT_BUDGET: Final = 512
 """Tokens of a step that computes prompts which are not measured."""
-_PRODUCTS: Final = ("qkv", "out", "gate_up", "down")
 _CALLS: Final = (
     (Scheduler, "plan", "plan"),
     (Scheduler, "commit", "commit"),
@@ -58,6 +58,7 @@ _CALLS: Final = (
     (fused, "rotate_and_write", "rotation"),
     (fused, "attend", "attention"),
     (fused, "gate", "activation"),
+    (fused, "route", "router"),
     (EagerDecoder, "forward", "forward"),
     (eager, "write_kv", "rotation"),
     (eager, "attend", "attention"),
@@ -299,16 +300,29 @@ class StepBench:
                 stack.enter_context(replaced(owner, name, call))
             decoder = self._model.weights.decoder
             if isinstance(decoder, FusedDecoder):
-                products = [self._timed_products(layer) for layer in decoder._layers]
-                stack.enter_context(replaced(decoder, "_layers", products))
+                layers = [self._timed_layer(layer) for layer in decoder._layers]
+                stack.enter_context(replaced(decoder, "_layers", layers))
                 stack.enter_context(replaced(decoder, "_head", timed("head", decoder._head)))
                 # What the compiled library does in one call cannot be looked into.
                 stack.enter_context(replaced(decoder, "_stack", None))
             yield
 
-    def _timed_products(self, layer: Any) -> Any:
-        products = {part: self._times.timed(part, getattr(layer, part)) for part in _PRODUCTS}
-        return replace(layer, **products)
+    def _timed_layer(self, layer: Any) -> Any:
+        network = self._timed_network(layer.network)
+        return replace(self._timed(layer, qkv="qkv", out="out"), network=network)
+
+    def _timed_network(self, network: Any) -> Any:
+        if isinstance(network, Dense):
+            return self._timed(network, gate_up="gate_up", down="down")
+        shared = network.shared and self._timed(network.shared, gate_up="shared", down="shared")
+        products = self._timed(network, router="router", experts="experts", shared_gate="shared")
+        return replace(products, shared=shared)
+
+    def _timed(self, owner: Any, **parts: str) -> Any:
+        """`owner`, whose calls of these names count for these parts."""
+        calls = {name: getattr(owner, name) for name in parts}
+        timed = {name: self._times.timed(parts[name], call) for name, call in calls.items() if call}
+        return replace(owner, **timed)
 
     def _synchronise(self) -> None:
         if self._model.device.type == "cuda":

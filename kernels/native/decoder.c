@@ -7,7 +7,11 @@
 #include "layers/layers.h"
 #include "processor/arithmetic.h"
 
-enum { NORMED, QKV, QUERY, ATTENDED, GATE_UP, GATED, PLAIN, NUM_BUFFERS };
+enum {
+    NORMED, QKV, QUERY, ATTENDED, GATE_UP, GATED, PLAIN,
+    LOGITS, CHOSEN, SHARES, BESIDE, GATES, /* of a mixture */
+    NUM_BUFFERS
+};
 
 typedef struct {
     const pw_step *step;
@@ -16,25 +20,41 @@ typedef struct {
     char *buffers[NUM_BUFFERS];
 } decoder;
 
-static int64_t bytes_of(const pw_step *step, int64_t width, int64_t type) {
-    return pw_ceiling(step->num_tokens * width * pw_size(type), 64) * 64;
+static void need(int64_t *bytes, int64_t width, int64_t type) {
+    *bytes = pw_most(*bytes, width * pw_size(type));
+}
+
+/* Bytes of a token's row of each buffer, where this layer needs more than those before it. */
+static void need_for(const decoder *d, const pw_layer *layer, int64_t *bytes) {
+    const int64_t type = d->attention.type, dim = layer->qkv->in_features;
+    const int64_t heads = d->attention.num_heads * d->attention.head_dim;
+    need(&bytes[NORMED], dim, type);
+    need(&bytes[PLAIN], dim, type);
+    need(&bytes[QKV], layer->qkv->out_features, type);
+    need(&bytes[QUERY], heads, type);
+    need(&bytes[ATTENDED], heads, type);
+    if (layer->gate_up) {
+        need(&bytes[GATE_UP], layer->gate_up->out_features, type);
+        need(&bytes[GATED], layer->down->in_features, type);
+    }
+    if (layer->mixture) {
+        const pw_routing *routing = &layer->mixture->routing;
+        need(&bytes[LOGITS], routing->num_experts, PW_F32);
+        need(&bytes[CHOSEN], routing->per_token, PW_F32); /* as wide as int32 */
+        need(&bytes[SHARES], routing->per_token, PW_F32);
+        need(&bytes[BESIDE], dim, type);
+        need(&bytes[GATES], 1, PW_F32);
+    }
 }
 
 /* The buffers of one layer, which the next one uses again; the caller frees `memory`. */
-static bool allocate(decoder *d, const pw_layer *layer, char **memory) {
-    const int64_t heads = d->attention.num_heads * d->attention.head_dim;
-    const int64_t widths[NUM_BUFFERS] = {
-        [NORMED] = layer->qkv->in_features,
-        [QKV] = layer->qkv->out_features,
-        [QUERY] = heads,
-        [ATTENDED] = heads,
-        [GATE_UP] = layer->gate_up->out_features,
-        [GATED] = layer->down->in_features,
-        [PLAIN] = layer->qkv->in_features,
-    };
-    int64_t starts[NUM_BUFFERS + 1] = {0};
+static bool allocate(decoder *d, const pw_layer *layers, int64_t num_layers, char **memory) {
+    int64_t bytes[NUM_BUFFERS] = {0}, starts[NUM_BUFFERS + 1] = {0};
+    for (int64_t i = 0; i < num_layers; i++) {
+        need_for(d, &layers[i], bytes);
+    }
     for (int i = 0; i < NUM_BUFFERS; i++) {
-        starts[i + 1] = starts[i] + bytes_of(d->step, widths[i], d->attention.type);
+        starts[i + 1] = starts[i] + pw_ceiling(d->step->num_tokens * bytes[i], 64) * 64;
     }
     *memory = aligned_alloc(64, (size_t)starts[NUM_BUFFERS]);
     for (int i = 0; *memory && i < NUM_BUFFERS; i++) {
@@ -46,6 +66,18 @@ static bool allocate(decoder *d, const pw_layer *layer, char **memory) {
 static void multiply(const decoder *d, const pw_linear_weights *weights, const void *inputs,
                      void *outputs) {
     pw_linear(weights, d->step->num_tokens, d->attention.type, inputs, outputs);
+}
+
+/* The same with results in float32, whatever the inputs are. */
+static void multiply_wide(const decoder *d, const pw_linear_weights *weights, const void *inputs,
+                          void *outputs) {
+    const int64_t rows = d->step->num_tokens;
+    const pw_linear_run run = {weights, rows};
+    const pw_linear_product product = {
+        .runs = &run, .num_runs = 1, .rows = rows, .num_inputs = rows, .inputs = inputs,
+        .outputs = outputs, .type = d->attention.type, .output_type = PW_F32,
+    };
+    pw_linear_runs(&product);
 }
 
 /* `row` is from one row of `residual`, and of `output`, to the next one. */
@@ -79,16 +111,16 @@ static void norm_jointly(const decoder *d, const pw_layer *layer) {
     }
 }
 
-/* The product's result, through the norm where there is one, becomes the step's update. */
-static void update_by(const decoder *d, const pw_linear_weights *weights, const void *inputs,
-                      const pw_norm_weight *after) {
-    if (!after->weight) {
-        multiply(d, weights, inputs, d->step->update);
-        return;
+/* Where what becomes the step's update is computed: if a norm follows, not in its place. */
+static void *before_norm(const decoder *d, const pw_norm_weight *after) {
+    return after->weight ? d->buffers[PLAIN] : d->step->update;
+}
+
+/* It becomes the step's update, through the norm where there is one. */
+static void norm_update(const decoder *d, const pw_norm_weight *after, int64_t dim) {
+    if (after->weight) {
+        norm_rows(d, after, dim, dim, d->buffers[PLAIN], NULL, d->step->update);
     }
-    multiply(d, weights, inputs, d->buffers[PLAIN]);
-    const int64_t dim = weights->out_features;
-    norm_rows(d, after, dim, dim, d->buffers[PLAIN], NULL, d->step->update);
 }
 
 static void rotate(const decoder *d, const pw_layer *layer, const pw_cache *cache) {
@@ -112,6 +144,53 @@ static void rotate(const decoder *d, const pw_layer *layer, const pw_cache *cach
     pw_rotate_and_write(&call);
 }
 
+/* The network that all tokens go through. */
+static void run_network(const decoder *d, const pw_layer *layer, const void *seen, void *outputs) {
+    multiply(d, layer->gate_up, seen, d->buffers[GATE_UP]);
+    const pw_gating gating = {
+        .gate_up = d->buffers[GATE_UP], .output = d->buffers[GATED],
+        .gate_up_row = layer->gate_up->out_features, .num_tokens = d->step->num_tokens,
+        .inter = layer->down->in_features, .type = d->attention.type,
+        .activation = layer->activation, .is_plain = layer->is_plain,
+    };
+    pw_gate(&gating);
+    multiply(d, layer->down, d->buffers[GATED], outputs);
+}
+
+/* Adds what the network beside the experts gives. */
+static void add_network(const decoder *d, const pw_layer *layer, const void *seen, void *outputs) {
+    const pw_linear_weights *gate = layer->mixture->shared_gate;
+    run_network(d, layer, seen, d->buffers[BESIDE]);
+    if (gate) {
+        multiply_wide(d, gate, seen, d->buffers[GATES]);
+    }
+    const pw_addition addition = {
+        .update = outputs, .shared = d->buffers[BESIDE],
+        .gates = gate ? (const float *)d->buffers[GATES] : NULL,
+        .num_tokens = d->step->num_tokens, .dim = layer->qkv->in_features,
+        .type = d->attention.type,
+    };
+    pw_add_shared(&addition);
+}
+
+static void mix_experts(const decoder *d, const pw_layer *layer, const void *seen, void *outputs) {
+    const pw_mixture *mixture = layer->mixture;
+    const int64_t num_tokens = d->step->num_tokens;
+    int32_t *chosen = (int32_t *)d->buffers[CHOSEN];
+    float *logits = (float *)d->buffers[LOGITS], *shares = (float *)d->buffers[SHARES];
+    multiply_wide(d, mixture->router, seen, logits);
+    pw_route(&mixture->routing, logits, num_tokens, chosen, shares);
+    const pw_mixing mixing = {
+        .experts = mixture->experts, .inputs = seen, .chosen = chosen, .shares = shares,
+        .outputs = outputs, .num_tokens = num_tokens, .per_token = mixture->routing.per_token,
+        .type = d->attention.type,
+    };
+    pw_mix_experts(&mixing);
+    if (layer->gate_up) {
+        add_network(d, layer, seen, outputs);
+    }
+}
+
 static int run_layer(decoder *d, const pw_layer *layer, const pw_cache *cache, bool first) {
     const pw_step *step = d->step;
     const int64_t dim = layer->qkv->in_features;
@@ -124,25 +203,25 @@ static int run_layer(decoder *d, const pw_layer *layer, const pw_cache *cache, b
     d->attention.window = layer->window;
     d->attention.scale = layer->scale;
     d->attention.softcap = layer->softcap;
+    d->attention.sinks = layer->sinks;
     if (pw_attend(&d->attention) != 0) {
         return -1;
     }
-    update_by(d, layer->out, d->buffers[ATTENDED], &layer->after_attention);
+    multiply(d, layer->out, d->buffers[ATTENDED], before_norm(d, &layer->after_attention));
+    norm_update(d, &layer->after_attention, dim);
     if (layer->is_parallel) { /* and NORMED is as attention has seen it */
         const pw_norm_weight none = {0};
         normed(d, &none, dim, step->update);
     } else {
         seen = normed(d, &layer->before_mlp, dim, step->update);
     }
-    multiply(d, layer->gate_up, seen, d->buffers[GATE_UP]);
-    const pw_gating gating = {
-        .gate_up = d->buffers[GATE_UP], .output = d->buffers[GATED],
-        .gate_up_row = layer->gate_up->out_features, .num_tokens = step->num_tokens,
-        .inter = layer->down->in_features, .type = d->attention.type,
-        .activation = layer->activation, .is_plain = layer->is_plain,
-    };
-    pw_gate(&gating);
-    update_by(d, layer->down, d->buffers[GATED], &layer->after_mlp);
+    void *outputs = before_norm(d, &layer->after_mlp);
+    if (layer->mixture) {
+        mix_experts(d, layer, seen, outputs);
+    } else {
+        run_network(d, layer, seen, outputs);
+    }
+    norm_update(d, &layer->after_mlp, dim);
     return 0;
 }
 
@@ -150,7 +229,7 @@ int pw_decode(const pw_layer *layers, const pw_cache *caches, int64_t num_layers
               const pw_column *columns, const pw_step *step, const pw_attention *attention) {
     decoder d = {.step = step, .columns = columns, .attention = *attention};
     char *memory;
-    if (!allocate(&d, layers, &memory)) {
+    if (!allocate(&d, layers, num_layers, &memory)) {
         return -1;
     }
     d.attention.query = d.buffers[QUERY];

@@ -3,6 +3,7 @@
 #define PW_DECODER_H
 
 #include "attention/attention.h"
+#include "experts/experts.h"
 #include "linear/linear.h"
 
 typedef struct {
@@ -12,8 +13,20 @@ typedef struct {
     double eps;
 } pw_norm_weight;
 
+/* Experts, and the router that gives each token a few of them. */
+typedef struct {
+    pw_routing routing;
+    const pw_experts *experts;
+    const pw_linear_weights *router;      /* of float32 */
+    const pw_linear_weights *shared_gate; /* of float32: one number a token; NULL: there is none */
+} pw_mixture;
+
+/* A layer without a mixture has a network, `gate_up` and `down`, and one with a mixture may have one
+ * beside it. */
 typedef struct {
     const pw_linear_weights *qkv, *out, *gate_up, *down;
+    const pw_mixture *mixture;
+    const float *sinks; /* as in pw_attention */
     pw_norm_weight before_attention, after_attention, before_mlp, after_mlp, query, key;
     pw_norm_weight all_queries, all_keys;
     const float *cos, *sin; /* [num_positions, half] */
@@ -40,7 +53,7 @@ typedef struct {
     int64_t num_tokens;
 } pw_step;
 
-/* `attention` is the first layer's, but for query, output, kv, tables, window, scale and softcap.
+/* `attention` is the first layer's, but for query, output, kv, tables, window, scale, softcap and sinks.
  * Returns 0, or -1 where there is no memory for what lies between two operations. */
 PW_EXPORT int pw_decode(const pw_layer *layers, const pw_cache *caches, int64_t num_layers,
                         const pw_column *columns, const pw_step *step,

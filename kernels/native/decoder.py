@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import ctypes
+from collections.abc import Iterator, Sequence
 from struct import Struct
 from weakref import WeakKeyDictionary
 
@@ -12,12 +13,26 @@ from torch import Tensor
 from kernels.kv_format import head_size
 from kernels.native import library
 from kernels.native.attention import pack_call
+from kernels.native.experts import PackedExperts, pack_routing
 from kernels.native.layers import ACTIVATIONS
+from kernels.native.library import pointer
 from kernels.native.linear import packed_address
-from kernels.types import Activation, AttentionBatch, DecoderLayer, LayerCaches, Linear, Norm
+from kernels.types import (
+    Activation,
+    AttentionBatch,
+    DecoderLayer,
+    Dense,
+    LayerCaches,
+    Linear,
+    Mixture,
+    Norm,
+)
 
-_LAYER = Struct("=4q" + 8 * "4qd" + "2q5q2d")
+_LAYER = Struct("=6q" + 8 * "4qd" + "2q5q2d")
 """`pw_layer` of `decoder.h`, field by field."""
+
+_MIXTURE_END = Struct("=3q")
+"""`pw_mixture` behind its routing."""
 
 _STEP = Struct("=4q")
 """`pw_step`."""
@@ -30,26 +45,30 @@ _COLUMN = Struct("=2q")
 
 
 def stack(layers: Sequence[DecoderLayer], activation: Activation) -> Stack | None:
-    """The layers as one; `None` where not all products are the library's, and of one shape."""
+    """The layers as one; `None` where not all products are the library's, or attention differs."""
     shapes = {
         (
             layer.options.num_heads,
             layer.options.num_kv_heads,
-            *((part.in_features, part.out_features) for part in _products(layer)),
+            *((part.in_features, part.out_features) for part in (layer.qkv, layer.out)),
         )
         for layer in layers
     }
-    addresses = [packed_address(part) for layer in layers for part in _products(layer)]
-    return None if len(shapes) > 1 or None in addresses else Stack(layers, activation)
+    is_whole = all(map(_is_packed, layers))
+    return Stack(layers, activation) if is_whole and len(shapes) == 1 else None
 
 
 class Stack:
-    """Layers whose products are all the library's, and of one shape: see `stack`."""
+    """Layers whose products are all the library's: see `stack`."""
 
     def __init__(self, layers: Sequence[DecoderLayer], activation: Activation) -> None:
         self._layers = list(layers)  # their tensors must outlive the addresses
         self._num_heads = layers[0].options.num_heads
-        self._packed = b"".join(_pack(layer, ACTIVATIONS[activation]) for layer in layers)
+        self._mixtures = [_pack_mixture(layer.network) for layer in layers]
+        self._packed = b"".join(
+            _pack(layer, mixture, ACTIVATIONS[activation])
+            for layer, mixture in zip(layers, self._mixtures, strict=True)
+        )
         self._caches: WeakKeyDictionary[LayerCaches, bytes] = WeakKeyDictionary()
         text, integer = library.text, library.integer
         self._decode = library.function(
@@ -99,11 +118,47 @@ class Stack:
         return packed
 
 
-def _products(layer: DecoderLayer) -> tuple[Linear, Linear, Linear, Linear]:
-    return layer.qkv, layer.out, layer.gate_up, layer.down
+def _is_packed(layer: DecoderLayer) -> bool:
+    network = layer.network
+    if isinstance(network, Mixture) and not isinstance(network.experts, PackedExperts):
+        return False
+    return None not in map(packed_address, _products(layer))
 
 
-def _pack(layer: DecoderLayer, activation: int) -> bytes:
+def _products(layer: DecoderLayer) -> Iterator[Linear]:
+    """All but those of experts."""
+    yield from (layer.qkv, layer.out)
+    network, dense = layer.network, _dense(layer.network)
+    if dense is not None:
+        yield from (dense.gate_up, dense.down)
+    if isinstance(network, Mixture):
+        yield network.router
+        if network.shared_gate is not None:
+            yield network.shared_gate
+
+
+def _dense(network: Dense | Mixture) -> Dense | None:
+    """What all tokens go through."""
+    return network if isinstance(network, Dense) else network.shared
+
+
+def _address(product: Linear | None) -> int:
+    return 0 if product is None else packed_address(product) or 0
+
+
+def _pack_mixture(network: Dense | Mixture) -> ctypes.Array[ctypes.c_char] | None:
+    """A `pw_mixture`, in memory of its own."""
+    if isinstance(network, Dense):
+        return None
+    assert isinstance(network.experts, PackedExperts)
+    products = map(_address, (network.router, network.shared_gate))
+    end = _MIXTURE_END.pack(network.experts.address, *products)
+    return ctypes.create_string_buffer(pack_routing(network.routing) + end)
+
+
+def _pack(
+    layer: DecoderLayer, mixture: ctypes.Array[ctypes.c_char] | None, activation: int
+) -> bytes:
     options = layer.options
     norms = (
         options.before_attention,
@@ -115,8 +170,12 @@ def _pack(layer: DecoderLayer, activation: int) -> bytes:
         *(options.joint_norms or (None, None)),
     )
     cos, sin = options.rotation.cos, options.rotation.sin
+    dense = _dense(layer.network)
+    network = (None, None) if dense is None else (dense.gate_up, dense.down)
     return _LAYER.pack(
-        *(packed_address(product) for product in _products(layer)),
+        *map(_address, (layer.qkv, layer.out, *network)),
+        0 if mixture is None else ctypes.addressof(mixture),
+        pointer(options.sinks),
         *(field for norm in norms for field in _norm_fields(norm)),
         cos.data_ptr(),
         sin.data_ptr(),

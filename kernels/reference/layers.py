@@ -56,7 +56,10 @@ def rotate_and_write(
 def gate(gate_up: Tensor, activation: Activation, is_plain: bool = False) -> Tensor:
     """See `kernels.layers.gate`."""
     first, *second = _wide(gate_up).chunk(1 if is_plain else 2, dim=-1)
-    if activation == "silu":
+    if activation == "clamped_swiglu":
+        first, second = first.clamp_max(7.0), [one.clamp(-7.0, 7.0).add_(1) for one in second]
+        active = first * torch.sigmoid(1.702 * first)
+    elif activation == "silu":
         active = functional.silu(first)
     elif activation == "gelu_tanh":
         active = functional.gelu(first, approximate="tanh")

@@ -91,7 +91,7 @@ class _Grouped:
 
     def __init__(self, weight: GroupedWeight, bias: Tensor | None, batch_invariant: bool) -> None:
         self.out_features, self.in_features = len(weight.codes), weight.in_features
-        self._bits = weight.bits
+        self._bits, self._are_floats = weight.bits, weight.are_floats
         codes = weight.codes
         self._codes = codes[:, ::2] | codes[:, 1::2] << 4 if weight.bits == 4 else codes
         self._scales, self._minima, self._bias = weight.scales, weight.minima, bias
@@ -111,8 +111,8 @@ class _Grouped:
         codes = self._codes[some]
         if self._bits == 4:
             codes = torch.stack([codes & 15, codes >> 4], dim=2).flatten(1)
-        scales, minima = self._scales[some], self._minima[some]
-        return GroupedWeight(self.in_features, self._bits, codes, scales, minima).dequantize()
+        parts = codes, self._scales[some], self._minima[some], self._are_floats
+        return GroupedWeight(self.in_features, self._bits, *parts).dequantize()
 
 
 def _row_by_row(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

@@ -240,9 +240,15 @@ def activate_and_multiply(
         active = x * (1.0 - 1.0 / (tl.exp(2.0 * inner) + 1.0))
     elif ACTIVATION == "relu2":
         active = tl.where(x > 0, x * x, 0.0)
+    elif ACTIVATION == "clamped_swiglu":
+        x = tl.minimum(x, 7.0, tl.PropagateNan.ALL)
+        active = x / (1.0 + tl.exp(-1.702 * x))
     else:
         active = x / (1.0 + tl.exp(-x))
     if not PLAIN:
-        active *= tl.load(at + inter, mask=inside, other=0.0).to(tl.float32)
+        second = tl.load(at + inter, mask=inside, other=0.0).to(tl.float32)
+        if ACTIVATION == "clamped_swiglu":
+            second = tl.clamp(second, -7.0, 7.0, tl.PropagateNan.ALL) + 1.0
+        active *= second
     to = output_ptr + token * inter + columns
     tl.store(to, active.to(output_ptr.dtype.element_ty), mask=inside)

@@ -11,7 +11,7 @@ import torch
 from bench import __main__ as cli
 from bench.engine import quantize
 from bench.registry import BenchError
-from engine.model.layers import fused as decoder
+from engine.model.layers import packing
 from tests.engine.model.checkpoints import packers
 
 
@@ -21,7 +21,7 @@ def test_every_scheme_is_compared_with_float32(
     text, questions = tmp_path / "text.md", tmp_path / "questions.jsonl"
     text.write_text("A wall that two neighbours share is a party wall. " * 10)
     questions.write_text(json.dumps({"turns": ["Why is the sky blue?", "And at night?"]}) + "\n")
-    out, original = tmp_path / "figures.json", decoder.pack
+    out, original = tmp_path / "figures.json", packing.pack
     checkpoint = tmp_path / "checkpoint"
     shutil.copytree(model, checkpoint)
     gptq = {"quant_method": "gptq", "bits": 4, "group_size": 32}
@@ -48,7 +48,7 @@ def test_every_scheme_is_compared_with_float32(
         )
         perplexity = found[f"perplexity_{scheme}"]
         assert perplexity == pytest.approx(found["perplexity_float32"], rel=0.01)
-    assert decoder.pack is original
+    assert packing.pack is original
 
 
 @pytest.mark.parametrize("content", ["", "{}", "no questions"])

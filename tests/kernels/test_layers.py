@@ -74,6 +74,12 @@ ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
 }
 
 
+def clamped_swiglu(gate: Tensor, up: Tensor) -> Tensor:
+    """As the experts of gpt-oss have it."""
+    gate, up = gate.clamp(max=7.0), up.clamp(-7.0, 7.0)
+    return (up + 1) * (gate * torch.sigmoid(gate * 1.702))
+
+
 @on_each
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 def test_the_first_half_gates_the_second_where_there_is_one(
@@ -84,6 +90,18 @@ def test_the_first_half_gates_the_second_where_there_is_one(
     activate = ACTIVATIONS[activation]
     assert_close(gate(gate_up, activation, backend=backend), activate(first) * second)
     assert_close(gate(gate_up, activation, True, backend=backend), activate(gate_up.double()))
+
+
+@on_each
+def test_clamped_swiglu_clamps_both_halves(backend: Backend, dtype: torch.dtype) -> None:
+    gate_up = random(9, 70, dtype=dtype) * 6
+    gate_up[0, [0, 1, 2, 40]] = torch.tensor([7.0, -100.0, torch.inf, -torch.inf], dtype=dtype)
+    first, second = gate_up.double().chunk(2, dim=-1)
+    actual = gate(gate_up, "clamped_swiglu", backend=backend)
+    assert_close(actual, clamped_swiglu(first, second))
+    gate_up[0, 3], gate_up[1, 50] = torch.nan, torch.nan
+    lost = gate(gate_up, "clamped_swiglu", backend=backend).isnan()
+    assert lost.nonzero().tolist() == [[0, 3], [1, 15]]
 
 
 @on_each

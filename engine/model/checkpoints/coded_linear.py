@@ -31,6 +31,11 @@ def without_weights() -> Iterator[None]:
         _gives_zeros.reset(token)
 
 
+def gives_zeros() -> bool:
+    """Whether layers in codes are to read nothing: see `without_weights`."""
+    return _gives_zeros.get()
+
+
 class CodedLinear(nn.Module):
     """In place of `nn.Linear`; computes in float32, slowly."""
 
@@ -44,7 +49,7 @@ class CodedLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., in_features] to [..., out_features], in the type of `x`."""
-        if _gives_zeros.get():
+        if gives_zeros():
             return x.new_zeros((*x.shape[:-1], self.out_features))
         bias = None if self.bias is None else self.bias.float()
         return functional.linear(x.float(), self.read().dequantize(), bias).to(x.dtype)

@@ -119,6 +119,12 @@ class EagerDecoder:
         return logits
 
     @property
+    def has_experts(self) -> bool:
+        """Whether any layer routes its tokens."""
+        # So `transformers` marks modules of experts.
+        return any(hasattr(module, "is_transposed") for module in self.model.modules())
+
+    @property
     def rotary_switch(self) -> int | None:
         """See `EngineInfo.rotary_switch`."""
         return None if self._rotary is None else self._rotary.switch
@@ -130,9 +136,16 @@ class EagerDecoder:
         With the eager attention, which every family defines in full; others leave out what they
         cannot do.
         """
-        row = torch.tensor([token_ids], device=self.model.device)
+        return self.own_copies(token_ids, 1)[0]
+
+    @torch.inference_mode()
+    def own_copies(self, token_ids: list[int], num_copies: int) -> Tensor:
+        """What the model computes for copies of one sequence, side by side: [num_copies,
+        num_tokens, vocab_size]. See `own_logits`.
+        """
+        rows = torch.tensor([token_ids] * num_copies, device=self.model.device)
         self.model.set_attn_implementation("eager")
-        logits: Tensor = self.model(input_ids=row, use_cache=False).logits[0]
+        logits: Tensor = self.model(input_ids=rows, use_cache=False).logits
         self.model.set_attn_implementation(_ATTENTION)
         return logits
 

@@ -12,70 +12,28 @@ its norms give the same if their epsilons are divided by the square of m.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
-from transformers.activations import ACT2FN
 
-from engine.model.checkpoints.coded_linear import CodedLinear, Product
+from engine.model.layers.description import Description, LayerDescription
+from engine.model.layers.expected import Classes, Unfamiliar, linear, require_children, the_only
 from engine.model.layers.family import FAMILIES
 from engine.model.layers.layout import AttentionCall
+from engine.model.layers.networks import NetworkReader
 from engine.model.layers.rotary import LengthRotary
-from kernels.types import Activation, LayerOptions, Norm, Rotation
+from kernels.types import LayerOptions, Norm, Rotation
 
-_ACTIVATIONS: dict[str, Activation] = {
-    "silu": "silu",
-    "gelu_pytorch_tanh": "gelu_tanh",
-    "gelu_new": "gelu_tanh",
-    "relu2": "relu2",
-}
 _FIXED_ROTATIONS = {"default", "linear", "llama3", "yarn", "dynamic"}
 """Kinds of rotary embedding whose angles depend on the position alone, up to the model's own
 context; dynamic ones only change behind it."""
-_Value = TypeVar("_Value", bound=Hashable)
 
 _ROTATION_BY_LENGTH = "longrope"
 """A kind whose angles are fixed in contexts that are not long, and else a `LengthRotary`'s."""
-
-
-class Unfamiliar(Exception):
-    """The model is not of a known family, or differs from it; the message says how."""
-
-
-@dataclass(frozen=True, slots=True)
-class LayerDescription:
-    """One decoder layer; its modules still hold the weights."""
-
-    options: LayerOptions
-    qkv: list[Product]
-    """Of queries, keys and values, or one for all."""
-    out: Product
-    gate_up: list[Product]
-    """Of gate and up, or one for both, or for up alone."""
-    down: Product
-    head_order: Tensor | None
-    """[head_dim], places: the dimensions of each query and key head so that those which are turned
-    together lie as `kernels.layers.rotate_and_write` has them. `None`: they do."""
-
-
-@dataclass(frozen=True, slots=True)
-class Description:
-    """A decoder-only model as `engine.model.layers.fused` runs it."""
-
-    embedding: nn.Embedding
-    embedding_scale: float
-    layers: list[LayerDescription]
-    activation: Activation
-    norm: Norm
-    head: Product
-    softcap: float | None
-    """Of the logits."""
-    long_row: int | None
-    """Of the rotary tables, the first row for long sequences, if those have rows of their own."""
 
 
 def describe(
@@ -99,8 +57,9 @@ class _Reader:
 
     def __init__(self, model: PreTrainedModel, name: str) -> None:
         self._model: Any = model
-        self._name = name
         self._family = FAMILIES[name]
+        self._classes = Classes(model, name)
+        self._networks = NetworkReader(self._family, self._classes)
         self._stream_scale = 1.0
         """What the residual stream as it is described is to be multiplied by, to be the model's."""
 
@@ -108,49 +67,47 @@ class _Reader:
         family, inner = self._family, self._model.model
         if family.scaled_queries and not self._is_short(num_positions):
             raise Unfamiliar("queries are scaled by their positions")
-        _require_children(self._model, {"model", "lm_head"})
-        _require_children(inner, {"embed_tokens", "layers", family.last_norm, "rotary_emb"})
+        if family.unset is not None and getattr(self._model.config, family.unset) is not None:
+            raise Unfamiliar(f"{family.unset} is set")
+        require_children(self._model, {"model", "lm_head"})
+        require_children(inner, {"embed_tokens", "layers", family.last_norm, "rotary_emb"})
         if len(inner.layers) != len(calls):
             raise Unfamiliar(f"{len(inner.layers)} layers, of which {len(calls)} attend")
         if len({(call.num_heads, call.num_kv_heads, call.head_dim) for call in calls}) > 1:
             raise Unfamiliar("layers with heads of different numbers or sizes")
         if family.multipliers:
-            self._stream_scale = _the_only(layer.residual_multiplier for layer in inner.layers)
+            self._stream_scale = the_only(layer.residual_multiplier for layer in inner.layers)
         rotations = self._rotations(inner.layers, num_positions)
         layers = list(map(self._layer, inner.layers, calls, rotations))
         rotary = inner.rotary_emb
-        activations = (getattr(layer.mlp, family.activation) for layer in inner.layers)
         return Description(
             embedding=inner.embed_tokens,
             embedding_scale=self._embedding_scale(inner),
             layers=layers,
-            activation=_the_only(map(self._activation, activations)),
+            activation=the_only(layer.network.activation for layer in layers),
             norm=self._last_norm(getattr(inner, family.last_norm)),
-            head=_linear(self._model.lm_head),
+            head=linear(self._model.lm_head),
             softcap=self._model.config.final_logit_softcapping if family.capped_logits else None,
             long_row=rotary.switch if isinstance(rotary, LengthRotary) else None,
         )
 
     def _layer(self, layer: Any, call: AttentionCall, rotation: Rotation) -> LayerDescription:
         family = self._family
-        self._require_class(layer, "DecoderLayer")
-        _require_children(layer, {"self_attn", "mlp"} | family.norms.names)
-        attention, mlp = layer.self_attn, layer.mlp
-        self._require_class(attention, "Attention")
-        self._require_class(mlp, "MLP")
-        norms = {"q_norm", "k_norm"} if family.head_norms or family.joint_norms else set()
-        _require_children(attention, {*family.qkv, family.out} | norms)
-        _require_children(mlp, {*family.gate_up, family.down, family.activation})
+        self._classes.require(layer, "DecoderLayer")
+        attention = layer.self_attn
+        require_children(layer, {"self_attn"} | self._networks.names(layer) | family.norms.names)
+        self._classes.require(attention, "Attention")
+        norms = {"q_norm", "k_norm"} if self._has_norms(attention) else set()
+        require_children(attention, {*family.qkv, family.out} | norms)
         if not attention.is_causal:
             raise Unfamiliar("attention looks at later tokens")
-        if call.chunk is not None or call.has_sinks:
+        if call.chunk is not None or call.has_sinks != family.has_sinks:
             raise Unfamiliar("attention with sinks or within local chunks")
         return LayerDescription(
             options=self._options(layer, call, rotation),
-            qkv=[_linear(getattr(attention, name)) for name in family.qkv],
-            out=_linear(getattr(attention, family.out)),
-            gate_up=[_linear(getattr(mlp, name)) for name in family.gate_up],
-            down=_linear(getattr(mlp, family.down)),
+            qkv=[linear(getattr(attention, name)) for name in family.qkv],
+            out=linear(getattr(attention, family.out)),
+            network=self._networks.network(layer),
             head_order=self._head_order(call.head_dim, rotation),
         )
 
@@ -160,9 +117,10 @@ class _Reader:
         def norm(name: str | None, of_stream: bool = False) -> Norm | None:
             return None if name is None else self._norm(getattr(layer, name), of_stream)
 
-        has_norms = family.head_norms or family.joint_norms
-        pair = (self._norm(attention.q_norm), self._norm(attention.k_norm)) if has_norms else None
-        query_norm, key_norm = pair if pair and family.head_norms else (None, None)
+        pair = None
+        if self._has_norms(attention):
+            pair = self._norm(attention.q_norm), self._norm(attention.k_norm)
+        query_norm, key_norm = pair if pair and not family.joint_norms else (None, None)
         return LayerOptions(
             num_heads=call.num_heads,
             num_kv_heads=call.num_kv_heads,
@@ -179,7 +137,11 @@ class _Reader:
             joint_norms=pair if family.joint_norms else None,
             is_parallel=family.norms.is_parallel,
             is_plain=family.is_plain,
+            sinks=attention.sinks.detach().float().clone() if family.has_sinks else None,
         )
+
+    def _has_norms(self, attention: Any) -> bool:
+        return self._family.joint_norms or self._family.head_norms(attention)
 
     def _head_order(self, head_dim: int, rotation: Rotation) -> Tensor | None:
         turned = 2 * rotation.cos.shape[1]
@@ -190,16 +152,11 @@ class _Reader:
         places = torch.arange(head_dim, device=rotation.cos.device)
         return torch.cat([places[:turned:2], places[1:turned:2], places[turned:]])
 
-    def _require_class(self, module: nn.Module, role: str) -> None:
-        kind = type(module)
-        if kind.__name__ != self._name + role or kind.__module__ != type(self._model).__module__:
-            raise Unfamiliar(f"{kind.__name__} in place of {self._name}{role}")
-
     def _norm(self, module: Any, of_stream: bool = False) -> Norm:
         """One `of_stream` has the residual stream before it."""
         family = self._family
         if family.norm is not None:
-            self._require_class(module, family.norm)
+            self._classes.require(module, family.norm)
         elif type(module) is not nn.LayerNorm:
             raise Unfamiliar(f"{type(module).__name__} in place of LayerNorm")
         weight, bias = module.weight.detach(), getattr(module, "bias", None)
@@ -229,18 +186,12 @@ class _Reader:
     def _embedding_scale(self, inner: Any) -> float:
         module = inner.embed_tokens
         if self._family.scaled_embedding:
-            self._require_class(module, "TextScaledWordEmbedding")
+            self._classes.require(module, "TextScaledWordEmbedding")
             return float(module.embed_scale.to(module.weight.dtype))
         if type(module) is not nn.Embedding:
             raise Unfamiliar(f"an embedding of class {type(module).__name__}")
         multiplier = inner.embedding_multiplier if self._family.multipliers else 1.0
         return float(multiplier / self._stream_scale)
-
-    def _activation(self, module: nn.Module) -> Activation:
-        for name, activation in _ACTIVATIONS.items():
-            if type(module) is type(ACT2FN[name]):
-                return activation
-        raise Unfamiliar(f"the activation is {type(module).__name__}")
 
     def _rotations(self, layers: Sequence[Any], num_positions: int) -> list[Rotation]:
         """Each layer's tables, which layers of a kind share."""
@@ -251,7 +202,7 @@ class _Reader:
                 self._rotation(module.long, num_positions),
             ]
             return self._turning(layers, [_joined(tables)] * len(layers))
-        self._require_class(module, "RotaryEmbedding")
+        self._classes.require(module, "RotaryEmbedding")
         types = module.rope_type
         by_kind = isinstance(types, dict)
         unknown = (set(types.values()) if by_kind else {types}) - _FIXED_ROTATIONS
@@ -284,7 +235,8 @@ class _Reader:
 
     def _half(self, table: Tensor) -> Tensor:
         """What is in a rotary table twice: one half behind the other, or neighbours."""
-        pairs = [table.tensor_split(2, dim=-1)]
+        first, second = table.tensor_split(2, dim=-1)
+        pairs = [(table, table) if self._family.are_halves else (first, second)]
         if self._family.is_paired:
             pairs.append((table[:, ::2], table[:, 1::2]))
         for first, second in pairs:
@@ -302,26 +254,3 @@ def _joined(tables: Sequence[Rotation]) -> Rotation:
 
 def _none_of(tables: Rotation) -> Rotation:
     return Rotation(tables.cos[:, :0], tables.sin[:, :0])
-
-
-def _require_children(module: nn.Module, names: set[str]) -> None:
-    """Nothing but these children, and dropouts, which do nothing."""
-    children = module.named_children()
-    found = {name for name, child in children if type(child) is not nn.Dropout}
-    if found != names:
-        odd = ", ".join(sorted(found ^ names))
-        raise Unfamiliar(f"{type(module).__name__} with or without {odd}")
-
-
-def _linear(module: Any) -> Product:
-    if type(module) not in (nn.Linear, CodedLinear):
-        raise Unfamiliar(f"a product of class {type(module).__name__}")
-    product: Product = module
-    return product
-
-
-def _the_only(values: Iterable[_Value]) -> _Value:
-    different = set(values)
-    if len(different) != 1:
-        raise Unfamiliar(f"layers with different options: {', '.join(map(str, different))}")
-    return different.pop()

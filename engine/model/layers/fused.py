@@ -2,9 +2,10 @@
 
 What a family's modules do in dozens of small operations a layer does here in seven: norm with the
 residual sum, one product for queries, keys and values, rotation with the cache write, attention,
-one product back, one for gate and up with the activation between, one down. On a CPU the compiled
-library does them all in one call. `engine.model.layers.families` says which weights and options a
-model has; the arithmetic is in `kernels`.
+one product back, one for gate and up with the activation between, one down. In place of the last
+two there may be experts, and a router before them. On a CPU the compiled library does them all in
+one call. `engine.model.layers.families` says which weights and options a model has; the arithmetic
+is in `kernels`.
 """
 
 from __future__ import annotations
@@ -12,23 +13,24 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from engine.batch.batch import Batch
-from engine.model.checkpoints.coded_linear import CodedLinear, Product
-from engine.model.layers.families import Description, LayerDescription, describe
+from engine.model.layers.description import Description
+from engine.model.layers.families import describe
 from engine.model.layers.layout import AttentionCall
-from engine.model.layers.shard import Gathered, Shard, Summed, cut
+from engine.model.layers.packing import Packer, release
+from engine.model.layers.shard import Shard, cut
 from kernels.attention import attend
+from kernels.experts import add_shared, route
 from kernels.layers import add_rms_norm, gate, rotate_and_write, stack
-from kernels.linear import pack, pack_groups
 from kernels.types import (
     AttentionBatch,
-    DecoderLayer,
+    Dense,
     LayerCaches,
     LayerOptions,
-    Linear,
+    Mixture,
     Norm,
     Quantization,
 )
@@ -53,7 +55,7 @@ class FusedDecoder:
         With a `shard` it is the part of that rank (`engine.model.layers.shard`).
         """
         self._dtype = description.embedding.weight.dtype
-        packer = _Packer(quantization, batch_invariant, self._dtype, shard)
+        packer = Packer(quantization, batch_invariant, self._dtype, shard)
         self._embedding_scale = description.embedding_scale
         self._activation = description.activation
         self._layers = [packer.layer(layer) for layer in description.layers]
@@ -65,8 +67,9 @@ class FusedDecoder:
         self.hidden_size = self._embedding.shape[1]
         """The width of the residual stream."""
         self._head = packer.head(description.head)
-        self._stack = stack(self._layers, self._activation)
-        _release(description.embedding)
+        self._shard = shard
+        self._stack = None if shard is not None else stack(self._layers, self._activation)
+        release(description.embedding)
 
     def forward(self, batch: Batch, caches: LayerCaches) -> Tensor:
         """See `EagerDecoder`."""
@@ -153,6 +156,7 @@ class FusedDecoder:
             scale=options.scale,
             sliding_window=options.sliding_window,
             softcap=options.softcap,
+            sinks=options.sinks,
             output=output,
         )
 
@@ -163,14 +167,29 @@ class FusedDecoder:
         """
         layer = self._layers[index]
         options = layer.options
-        update = _normed(layer.out(attended.flatten(1)), options.after_attention)
+        update = self._of_all_ranks(layer.out(attended.flatten(1)))
+        update = _normed(update, options.after_attention)
         if options.is_parallel:
             seen = _sum(residual, None, options.before_mlp)
             residual += update
         else:
             seen = _sum(residual, update, options.before_mlp)
-        update = layer.down(gate(layer.gate_up(seen), self._activation, options.is_plain))
+        update = self._of_all_ranks(self._through(layer.network, seen, options.is_plain))
         return _normed(update, options.after_mlp)
+
+    def _of_all_ranks(self, part: Tensor) -> Tensor:
+        """What is added to the residual stream, by what this rank has of it."""
+        return part if self._shard is None else self._shard.sum(part)
+
+    def _through(self, network: Dense | Mixture, x: Tensor, is_plain: bool) -> Tensor:
+        if isinstance(network, Dense):
+            return network.down(gate(network.gate_up(x), self._activation, is_plain))
+        wide = x.float()
+        update = network.experts(x, *route(network.router(wide), network.routing))
+        if network.shared is not None:
+            gates = None if network.shared_gate is None else network.shared_gate(wide)
+            add_shared(update, self._through(network.shared, x, is_plain), gates)
+        return update
 
     def logits(self, residual: Tensor, update: Tensor, rows: Tensor) -> Tensor:
         """Of some tokens, behind the last layer: [num_rows, vocab_size]."""
@@ -220,91 +239,6 @@ def fuse(
     if shard is not None:
         description = cut(description, shard)
     return FusedDecoder(description, quantization, batch_invariant, shard)
-
-
-class _Packer:
-    """Packs products one after the other, so that at no time two copies of all weights exist."""
-
-    def __init__(
-        self,
-        quantization: Quantization,
-        batch_invariant: bool,
-        dtype: torch.dtype,
-        shard: Shard | None,
-    ) -> None:
-        self._quantization = quantization
-        self._batch_invariant = batch_invariant
-        self._dtype = dtype
-        self._shard = shard
-
-    def head(self, part: Product) -> Linear:
-        """Never in 4 bits: roundings of logits reach the tokens at once."""
-        width = part.out_features  # a cut leaves that of the whole
-        kind: Quantization = "int8" if self._quantization == "int4" else self._quantization
-        product = self.product([part], kind)
-        return product if self._shard is None else Gathered(product, width, self._shard)
-
-    def update(self, part: Product) -> Linear:
-        """What is added to the residual stream: with a shard, of all ranks."""
-        product = self.product([part])
-        return product if self._shard is None else Summed(product, self._shard)
-
-    def product(self, parts: Sequence[Product], quantization: Quantization | None = None) -> Linear:
-        biases = [None if part.bias is None else part.bias.detach() for part in parts]
-        coded = [part for part in parts if isinstance(part, CodedLinear)]
-        if len(coded) == len(parts):
-            groups = [part.read() for part in coded]
-            packed = pack_groups(groups, biases, batch_invariant=self._batch_invariant)
-        else:
-            packed = pack(
-                [self._plain(part) for part in parts],
-                biases,
-                quantization=quantization or self._quantization,
-                batch_invariant=self._batch_invariant,
-            )
-        for part in parts:
-            _release(part)
-        return packed
-
-    def _plain(self, part: Product) -> Tensor:
-        """Its weight; of one in codes too, which a plain one is stacked with."""
-        if isinstance(part, CodedLinear):
-            return part.read().dequantize().to(self._dtype)
-        return part.weight.detach()
-
-    def layer(self, layer: LayerDescription) -> DecoderLayer:
-        if layer.head_order is not None:
-            for part in layer.qkv[:2]:
-                _reorder(part, layer.head_order)
-        return DecoderLayer(
-            options=layer.options,
-            qkv=self.product(layer.qkv),
-            out=self.update(layer.out),
-            gate_up=self.product(layer.gate_up),
-            down=self.update(layer.down),
-        )
-
-
-def _reorder(product: Product, order: Tensor) -> None:
-    """Put the outputs of each head in this order: [head_dim], places of them."""
-    if isinstance(product, CodedLinear):
-        read, rows = product.read, _reordered(product.out_features, order)
-        product.read = lambda: read().take(rows)
-    else:
-        rows = _reordered(len(product.weight), order)
-        product.weight = nn.Parameter(product.weight.detach()[rows], requires_grad=False)
-    if product.bias is not None:
-        product.bias = nn.Parameter(product.bias.detach()[rows], requires_grad=False)
-
-
-def _reordered(num_rows: int, order: Tensor) -> Tensor:
-    """The rows of all heads in the order of each: [num_rows], places of them."""
-    return torch.arange(num_rows, device=order.device).view(-1, len(order))[:, order].flatten()
-
-
-def _release(module: nn.Module) -> None:
-    for name in list(module._parameters):
-        setattr(module, name, None)
 
 
 def _own_table(table: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ by the vocabulary, and the first rank gathers them. All else is the same on ever
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from itertools import accumulate
@@ -21,8 +21,16 @@ from torch.nn.functional import pad
 
 from engine.api import EngineError
 from engine.model.checkpoints.coded_linear import CodedLinear, Product
-from engine.model.layers.families import Description, LayerDescription
+from engine.model.layers.description import (
+    DenseDescription,
+    Description,
+    ExpertsDescription,
+    LayerDescription,
+    Matrix,
+    MixtureDescription,
+)
 from kernels.types import Linear
+from kernels.weight_format import GroupedWeight
 
 _PATIENCE = timedelta(minutes=10)
 """For a rank that neither answers nor ends."""
@@ -87,21 +95,6 @@ def leave() -> None:
         distributed.destroy_process_group()
 
 
-class Summed:
-    """A product that is cut by its inputs; a `Linear`."""
-
-    def __init__(self, product: Linear, shard: Shard) -> None:
-        self._product = product
-        self._shard = shard
-        self.in_features = product.in_features
-        self.out_features = product.out_features
-        self.nbytes = product.nbytes
-
-    def __call__(self, x: Tensor) -> Tensor:
-        """See `Linear`."""
-        return self._shard.sum(self._product(x))
-
-
 class Gathered:
     """A product that is cut by its outputs, which the first rank gathers; a `Linear`."""
 
@@ -129,13 +122,43 @@ def cut(description: Description, shard: Shard) -> Description:
     return replace(description, layers=layers)
 
 
+def input_widths(description: Description, size: int) -> dict[nn.Module, list[int]]:
+    """How many inputs each of so many ranks has, of the products that are cut by them: of experts,
+    those behind their activation.
+
+    Raises `EngineError` as `cut` does.
+    """
+    found: dict[nn.Module, list[int]] = {}
+    for layer in description.layers:
+        require_heads(layer.options.num_kv_heads, Shard(0, size))
+        group = _plain(layer.out).in_features // layer.options.num_kv_heads
+        found[layer.out] = [group * count for count in _counts(layer.options.num_kv_heads, size)]
+        for dense in _dense_parts(layer.network):
+            found[dense.down] = _counts(_plain(dense.down).in_features, size)
+        if isinstance(layer.network, MixtureDescription):
+            experts = layer.network.experts
+            inter = _plain_matrix(experts.down[0]).shape[1]
+            found[experts.module] = _counts(inter, size)
+    return found
+
+
+def _dense_parts(network: DenseDescription | MixtureDescription) -> Iterator[DenseDescription]:
+    part = network if isinstance(network, DenseDescription) else network.shared
+    if part is not None:
+        yield part
+
+
+def _counts(total: int, size: int) -> list[int]:
+    return [Shard(rank, size).count(total) for rank in range(size)]
+
+
 def _layer(layer: LayerDescription, shard: Shard) -> LayerDescription:
     options = layer.options
     num_heads, num_kv_heads = options.num_heads, options.num_kv_heads
     require_heads(num_kv_heads, shard)
     if options.joint_norms is not None:
         raise EngineError("tensor_parallel: norms over all heads together cannot be cut")
-    out, down = _plain(layer.out), _plain(layer.down)
+    out = _plain(layer.out)
     own, head_dim = shard.part(num_kv_heads), out.weight.shape[1] // num_heads
     # The query heads of a KV head lie side by side, and stay with it.
     heads_of_group = num_heads // num_kv_heads
@@ -143,14 +166,50 @@ def _layer(layer: LayerDescription, shard: Shard) -> LayerDescription:
     widths = [num_heads * head_dim, num_kv_heads * head_dim, num_kv_heads * head_dim]
     _keep_outputs(layer.qkv, widths, [queries, keys, keys])
     _keep_inputs(out, queries, shard)
+    network = _network(layer.network, shard)
+    count = shard.count(num_kv_heads)
+    sinks = None if options.sinks is None else options.sinks[_times(own, heads_of_group)]
+    options = replace(options, num_heads=count * heads_of_group, num_kv_heads=count, sinks=sinks)
+    return replace(layer, options=options, network=network)
+
+
+def _network(
+    network: DenseDescription | MixtureDescription, shard: Shard
+) -> DenseDescription | MixtureDescription:
+    """All ranks choose the same experts, and each has a part of every one."""
+    if isinstance(network, DenseDescription):
+        return _dense(network, shard)
+    shared = None if network.shared is None else _dense(network.shared, shard)
+    return replace(network, experts=_experts(network.experts, shard), shared=shared)
+
+
+def _dense(network: DenseDescription, shard: Shard) -> DenseDescription:
+    down = _plain(network.down)
     inter = down.weight.shape[1]
     inner = shard.part(inter)
-    halves = sum(len(_plain(part).weight) for part in layer.gate_up) // inter
-    _keep_outputs(layer.gate_up, [inter] * halves, [inner] * halves)
+    halves = sum(len(_plain(part).weight) for part in network.gate_up) // inter
+    _keep_outputs(network.gate_up, [inter] * halves, [inner] * halves)
     _keep_inputs(down, inner, shard)
-    count = shard.count(num_kv_heads)
-    options = replace(options, num_heads=count * heads_of_group, num_kv_heads=count)
-    return replace(layer, options=options)
+    return network
+
+
+def _experts(experts: ExpertsDescription, shard: Shard) -> ExpertsDescription:
+    """What is summed over all ranks has the biases of the first one."""
+    module, inter = experts.module, _plain_matrix(experts.down[0]).shape[1]
+    inner = shard.part(inter)
+    rows = torch.arange(inter)[inner]
+    rows = torch.cat([rows, inter + rows])
+    kept = {
+        "gate_up_proj": [matrix[rows] for matrix in map(_plain_matrix, experts.gate_up)],
+        "down_proj": [matrix[:, inner] for matrix in map(_plain_matrix, experts.down)],
+    }
+    if experts.gate_up_biases is not None:
+        kept["gate_up_proj_bias"] = [bias[rows] for bias in experts.gate_up_biases]
+    for name, parts in kept.items():
+        setattr(module, name, nn.Parameter(torch.stack(parts), requires_grad=False))
+    if shard.rank and experts.down_biases is not None:
+        module.down_proj_bias = None
+    return ExpertsDescription(module, is_transposed=False)
 
 
 def require_heads(num_kv_heads: int, shard: Shard) -> None:
@@ -162,13 +221,22 @@ def require_heads(num_kv_heads: int, shard: Shard) -> None:
         )
 
 
+_IN_CODES = (
+    "tensor_parallel: weights that stay as they were quantized are not cut; with quantize 'none' "
+    "they are widened, with 'int8' or 'int4' rounded anew"
+)
+
+
 def _plain(product: Product) -> nn.Linear:
     if isinstance(product, CodedLinear):
-        raise EngineError(
-            "tensor_parallel: weights that stay as they were quantized are not cut; with quantize "
-            "'none' they are widened, with 'int8' or 'int4' rounded anew"
-        )
+        raise EngineError(_IN_CODES)
     return product
+
+
+def _plain_matrix(matrix: Matrix) -> Tensor:
+    if isinstance(matrix, GroupedWeight):
+        raise EngineError(_IN_CODES)
+    return matrix
 
 
 def _times(part: slice, width: int) -> slice:

@@ -24,7 +24,12 @@ _ROTATION = Struct("=9q6q5q4qd")
 _GATING = Struct("=2q3q3q")
 """`pw_gating`."""
 
-ACTIVATIONS: dict[Activation, int] = {"silu": 0, "gelu_tanh": 1, "relu2": 2}
+ACTIVATIONS: dict[Activation, int] = {
+    "silu": 0,
+    "gelu_tanh": 1,
+    "relu2": 2,
+    "clamped_swiglu": 3,
+}
 
 
 def add_rms_norm(

@@ -37,7 +37,7 @@ typedef struct {
     double eps;
 } pw_rotation;
 
-typedef enum { PW_SILU, PW_GELU_TANH, PW_RELU2 } pw_activation;
+typedef enum { PW_SILU, PW_GELU_TANH, PW_RELU2, PW_CLAMPED_SWIGLU } pw_activation;
 
 typedef struct {
     const void *gate_up; /* [num_tokens, 2 * inter, or inter], rows gate_up_row apart */

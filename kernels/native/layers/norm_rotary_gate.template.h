@@ -200,12 +200,23 @@ static inline vf TYPED(activate)(vf x, pw_activation activation) {
         return v_mul(positive, positive);
     }
     vf exponent = x;
-    if (activation == PW_GELU_TANH) {
+    if (activation == PW_CLAMPED_SWIGLU) {
+        x = v_at_most(x, 7.0f);
+        exponent = v_mul(x, v_set(1.702f));
+    } else if (activation == PW_GELU_TANH) {
         const vf cubic = v_fma(v_mul(v_mul(x, x), v_set(0.044715f)), x, x);
         exponent = v_mul(cubic, v_set(1.5957691216f)); /* 2 sqrt(2 / pi) */
     }
     const vf inverse = v_exp(v_clamp(v_sub(v_set(0.0f), exponent), -80.0f, 80.0f));
     return v_div(x, v_add(inverse, v_set(1.0f)));
+}
+
+/* What is gated, as it is multiplied. */
+static inline vf TYPED(gated)(vf x, pw_activation activation) {
+    if (activation != PW_CLAMPED_SWIGLU) {
+        return x;
+    }
+    return v_add(v_at_least(v_at_most(x, 7.0f), -7.0f), v_set(1.0f));
 }
 
 static void TYPED(gate)(const pw_gating *call, int64_t begin, int64_t end) {
@@ -217,7 +228,8 @@ static void TYPED(gate)(const pw_gating *call, int64_t begin, int64_t end) {
         for (int64_t i = 0; i < inter; i += LANES) {
             vf active = TYPED(activate)(TYPED(load_some)(first + i, inter - i), activation);
             if (!call->is_plain) {
-                active = v_mul(active, TYPED(load_some)(first + inter + i, inter - i));
+                const vf second = TYPED(load_some)(first + inter + i, inter - i);
+                active = v_mul(active, TYPED(gated)(second, activation));
             }
             TYPED(store_some)(output + i, active, inter - i);
         }

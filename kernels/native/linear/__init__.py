@@ -29,7 +29,7 @@ _STRIP = 16  # output columns that are packed side by side
 _WORDS = 16  # to whose multiple a column is padded: 4 bytes each
 _ACTIVATIONS = (torch.float32, torch.bfloat16)
 _TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2}
-_GROUP_TYPES = {4: 3, 8: 4}
+_GROUP_TYPES = {(4, False): 3, (8, False): 4, (4, True): 5}
 _GROUP_WORDS = {4: 5, 8: 9}
 _HALF_EXPONENT = 15  # 2 to this power is half precision's largest
 _memory = Arena()
@@ -56,7 +56,8 @@ def pack_groups(weight: GroupedWeight, bias: Tensor | None, batch_invariant: boo
     words = _GROUP_WORDS[weight.bits] * groups.shape[1]
     columns = (None if bias is None else bias.float(), factors, None)
     packed = _memory.take(groups.nbytes).copy_(groups.view(-1))
-    return _Packed(shape, _GROUP_TYPES[weight.bits], words, packed, columns)
+    kind = _GROUP_TYPES[weight.bits, weight.are_floats]
+    return _Packed(shape, kind, words, packed, columns)
 
 
 def packed_address(product: Linear) -> int | None:

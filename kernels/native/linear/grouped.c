@@ -9,6 +9,8 @@
 #if defined(__x86_64__)
 #include <immintrin.h>
 
+#define FLOAT_STEPS _mm_loadu_si128((const __m128i *)pw_float_steps)
+
 #define TARGET __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,fma")))
 #define NAME(name) grouped_vnni_##name
 #define LANES 16
@@ -19,6 +21,7 @@
 #define LOAD _mm512_loadu_si512
 #define LOW_BITS(v) _mm512_and_si512(v, _mm512_set1_epi8(15))
 #define SHIFT_BITS(v) _mm512_srli_epi16(v, 4)
+#define LOOK_UP(v) _mm512_shuffle_epi8(_mm512_broadcast_i32x4(FLOAT_STEPS), v)
 #define ZERO _mm512_setzero_si512
 #define REPEAT _mm512_set1_epi32
 #define DOT _mm512_dpbusd_epi32
@@ -54,6 +57,7 @@ __attribute__((target("avx2"))) static inline __m256i dot_bytes(__m256i sum, __m
 #define LOAD(from) _mm256_loadu_si256((const __m256i *)(from))
 #define LOW_BITS(v) _mm256_and_si256(v, _mm256_set1_epi8(15))
 #define SHIFT_BITS(v) _mm256_srli_epi16(v, 4)
+#define LOOK_UP(v) _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(FLOAT_STEPS), v)
 #define ZERO _mm256_setzero_si256
 #define REPEAT _mm256_set1_epi32
 #define DOT(sum, codes, four) _mm256_add_epi16(sum, _mm256_maddubs_epi16(codes, four))
@@ -84,12 +88,19 @@ static float widen_half(uint16_t half) {
 }
 
 /* The product of 32 codes of a column with as many inputs. */
-static int32_t dot_group(const uint8_t *codes, const bool bytes, const int8_t *inputs) {
+static int32_t dot_group(const uint8_t *codes, int64_t type, const int8_t *inputs) {
     int32_t sum = 0;
     for (int64_t i = 0; i < PW_GROUP / 2; i++) {
         const int64_t at = i / 4 * PW_LINE + i % 4;
-        const int32_t first = bytes ? codes[at] : codes[at] & 15;
-        const int32_t second = bytes ? codes[at + 4 * PW_LINE] : codes[at] >> 4;
+        uint8_t first = codes[at], second = codes[at];
+        if (type == PW_INT8_GROUPS) {
+            second = codes[at + 4 * PW_LINE];
+        } else {
+            first &= 15, second >>= 4;
+        }
+        if (type == PW_FP4_GROUPS) {
+            first = pw_float_steps[first], second = pw_float_steps[second];
+        }
         sum += first * inputs[i] + second * inputs[i + PW_GROUP / 2];
     }
     return sum;
@@ -99,8 +110,7 @@ static void grouped_plain_sum(const pw_linear_job *job, int64_t row, int64_t row
                               const uint32_t *w, int64_t strips, const char *ahead, int64_t lines,
                               uint32_t *sums) {
     (void)strips, (void)ahead, (void)lines;
-    const bool bytes = job->weights->type == PW_INT8_GROUPS;
-    const int64_t group_lines = pw_group_lines(job->weights->type);
+    const int64_t type = job->weights->type, group_lines = pw_group_lines(type);
     const int64_t num_groups = job->weights->words / group_lines;
     float *out = (float *)sums;
     memset(out, 0, (size_t)(rows * PW_STRIP) * sizeof(float));
@@ -112,7 +122,7 @@ static void grouped_plain_sum(const pw_linear_job *job, int64_t row, int64_t row
             const char *x = job->operand + (row + r) * job->operand_stride;
             const pw_input_group *inputs = (const pw_input_group *)x + g;
             for (int64_t c = 0; c < PW_STRIP; c++) {
-                const float sum = (float)dot_group(codes + 4 * c, bytes, inputs->values);
+                const float sum = (float)dot_group(codes + 4 * c, type, inputs->values);
                 out[r * PW_STRIP + c] += sum * (widen_half(halves[c]) * inputs->scale);
                 out[r * PW_STRIP + c] += widen_half(halves[PW_STRIP + c]) * inputs->sum;
             }

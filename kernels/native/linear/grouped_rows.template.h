@@ -42,7 +42,7 @@ TARGET static void NAME(prepare_groups)(const pw_linear_job *job, char *operand,
 }
 
 TARGET static void NAME(compute)(const pw_linear_job *job, int64_t first, int64_t last,
-                                 int64_t after) {
+                                 const uint32_t *after) {
     NAME(walk)(job, first, last, after, false);
 }
 

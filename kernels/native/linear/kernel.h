@@ -13,7 +13,7 @@ enum { PW_BLOCK = 64 }; /* inputs that are rotated together; see rows.template.h
 typedef struct {
     const pw_linear_weights *weights;
     int64_t rows;
-    int64_t type; /* of inputs and outputs: float32 or bfloat16 */
+    int64_t type, output_type; /* of inputs and of outputs: float32 or bfloat16 */
     const void *inputs;
     void *outputs;
     const char *operand;    /* the inputs as the kernel reads them: its type, padded to `words` */
@@ -36,9 +36,15 @@ typedef struct {
     /* Writes rows [first, last) of the operand; a row in float32 fits into `spare`. */
     void (*prepare)(const pw_linear_job *job, char *operand, float *spare, int64_t first,
                     int64_t last);
-    /* Computes strips [first, last) of all rows; strip `after` is probably this thread's next. */
-    void (*compute)(const pw_linear_job *job, int64_t first, int64_t last, int64_t after);
+    /* Computes strips [first, last) of all rows; `after` are the weights of what is probably this
+     * thread's next one. */
+    void (*compute)(const pw_linear_job *job, int64_t first, int64_t last, const uint32_t *after);
 } pw_linear_kernel;
+
+/* A strip of the weights, in memory. */
+static inline const uint32_t *pw_strip(const pw_linear_weights *weights, int64_t strip) {
+    return weights->weights + strip * weights->words * PW_STRIP;
+}
 
 /* call(n) with n as a constant, which is `rows`, so that the compiler makes one tile of each number of
  * rows and keeps all of its sums in registers. */

@@ -189,7 +189,7 @@ PW_INLINE TARGET void NAME(store_outputs)(const pw_linear_job *job, const NAME(s
                                           int64_t row, int64_t column) {
     const int64_t width = job->weights->out_features, start = row * width + column;
     const int64_t left = width - column;
-    if (job->type == PW_FLOAT32) {
+    if (job->output_type == PW_FLOAT32) {
         float *to = (float *)job->outputs + start;
         if (left >= PW_STRIP) {
             *(NAME(sixteen) *)to = *values;

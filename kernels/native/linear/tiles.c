@@ -93,14 +93,14 @@ TARGET static void amx_sum(const pw_linear_job *job, int64_t row, int64_t rows, 
 #include "walk.template.h"
 
 TARGET static void compute_halves(const pw_linear_job *job, int64_t first, int64_t last,
-                                  int64_t after) {
+                                  const uint32_t *after) {
     configured = 0;
     amx_walk(job, first, last, after, false);
     TILE_RELEASE();
 }
 
 TARGET static void compute_bytes(const pw_linear_job *job, int64_t first, int64_t last,
-                                 int64_t after) {
+                                 const uint32_t *after) {
     configured = 0;
     amx_walk(job, first, last, after, true);
     TILE_RELEASE();

@@ -5,7 +5,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-enum { PW_FLOAT32, PW_BFLOAT16, PW_INT8, PW_INT4_GROUPS, PW_INT8_GROUPS };
+enum { PW_FLOAT32, PW_BFLOAT16, PW_INT8, PW_INT4_GROUPS, PW_INT8_GROUPS, PW_FP4_GROUPS };
 
 enum {
     PW_STRIP = 16, /* output columns that lie together in memory */
@@ -23,7 +23,8 @@ enum {
  * words of 4 bytes, then a line of 16 scales and 16 minima in half precision; `words` counts all
  * lines. In 8 bits, byte j of a word of line i is the code of input 4 i + j. In 4 bits it holds that
  * code in its low bits, and that of input 16 + 4 i + j in its high ones. A weight is its column's scale
- * times its code plus its column's minimum. */
+ * times its code plus its column's minimum. Codes of floats of 4 bits lie as those of 4 bits do, and
+ * stand for what `pw_float_steps` has in their place. */
 typedef struct {
     int64_t in_features;
     int64_t out_features;
@@ -37,7 +38,11 @@ typedef struct {
 } pw_linear_weights;
 
 /* Lines of a group of weights. */
-static inline int64_t pw_group_lines(int64_t type) { return type == PW_INT4_GROUPS ? 5 : 9; }
+static inline int64_t pw_group_lines(int64_t type) { return type == PW_INT8_GROUPS ? 9 : 5; }
+
+/* E2M1, in halves above the least of its numbers: kernels/weight_format.py. */
+static const uint8_t pw_float_steps[16] = {12, 13, 14, 15, 16, 18, 20, 24,
+                                           12, 11, 10, 9,  8,  6,  4,  0};
 
 /* Inputs of a row, padding included. */
 static inline int64_t pw_padded_inputs(const pw_linear_weights *weights) {

@@ -59,7 +59,7 @@ TARGET static void NAME(sum)(const pw_linear_job *job, int64_t row, int64_t rows
 #include "walk.template.h"
 
 TARGET static void NAME(compute)(const pw_linear_job *job, int64_t first, int64_t last,
-                                 int64_t after) {
+                                 const uint32_t *after) {
     NAME(walk)(job, first, last, after, INTEGERS);
 }
 

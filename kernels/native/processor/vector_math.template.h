@@ -42,6 +42,15 @@ static inline void v_transpose(const vf *rows, float *target, int64_t target_row
 }
 #endif
 
+/* A NaN stays one. */
+static inline vf v_at_most(vf x, float high) {
+    return v_where_ge(x, v_set(high), v_set(high), x);
+}
+
+static inline vf v_at_least(vf x, float low) {
+    return v_where_ge(v_set(low), x, v_set(low), x);
+}
+
 static inline vf v_clamp(vf x, float low, float high) {
     x = v_where_ge(x, v_set(low), x, v_set(low));
     return v_where_ge(v_set(high), x, x, v_set(high));

@@ -52,6 +52,10 @@ FAMILIES = {
     "olmo2": {},
     "starcoder2": {},
     "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2},
+    "qwen2_moe": {
+        **{"num_experts": 6, "num_experts_per_tok": 2, "decoder_sparse_step": 2},
+        **{"moe_intermediate_size": 32, "shared_expert_intermediate_size": 48},
+    },
     "gpt_oss": {"sliding_window": 20, "num_local_experts": 4, "num_experts_per_tok": 2},
     "llama4_text": {"attention_chunk_size": 24, "floor_scale": 16, "num_local_experts": 4},
     "deepseek_v3": {
@@ -59,6 +63,10 @@ FAMILIES = {
         **{"kv_lora_rank": 24, "q_lora_rank": 32, "v_head_dim": 12, "first_k_dense_replace": 1},
         **{"n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1},
         "moe_intermediate_size": 32,
+    },
+    "glm4_moe": {
+        **{"n_routed_experts": 8, "num_experts_per_tok": 2, "n_group": 4, "topk_group": 2},
+        **{"moe_intermediate_size": 32, "routed_scaling_factor": 2.5, "use_qk_norm": True},
     },
     "gpt_neox": {},
     "gpt2": {"n_embd": 64, "n_layer": 3, "n_head": 4, "n_positions": 512, "n_inner": 96},

@@ -33,7 +33,7 @@ from tests.engine.model.test_parallel import (
 from tests.engine.simulated_model import random_prompt
 from tests.engine.simulation import make_request, run_to_end
 
-JOINTLY_NORMED = {"olmo2", "olmo3"}
+JOINTLY_NORMED = {"olmo2", "olmo3", "olmoe", "minimax_m2"}
 CUT = {
     name: variant
     for name, variant in VARIANTS.items()

@@ -45,6 +45,9 @@ VARIANTS = {
     "window and soft caps": ("gemma2", {"dtype": "bfloat16"}),
     "norms over all heads": ("olmo2", {"dtype": "bfloat16"}),
     "layer norms, attention beside a plain network": ("phi", {"dtype": "bfloat16"}),
+    "experts": ("mixtral", {"dtype": "bfloat16"}),
+    "experts, something shared": ("qwen2_moe", {"dtype": "bfloat16", "quantize": "int8"}),
+    "experts with biases, sinks": ("gpt_oss", {"dtype": "bfloat16"}),
 }
 
 pytestmark = pytest.mark.skipif(not library.available(), reason="kernels/native is not built")
@@ -53,6 +56,7 @@ pytestmark = pytest.mark.skipif(not library.available(), reason="kernels/native 
 @pytest.fixture(params=VARIANTS)
 def model(request: pytest.FixtureRequest, tmp_path: Path) -> PagedModel:
     family, options = VARIANTS[request.param]
+    torch.manual_seed(0)  # of experts, roundings choose others where scores are nearly alike
     shape = AutoConfig.for_model(family, **(SMALL | FAMILIES.get(family, {}) | WIDE))
     AutoModelForCausalLM.from_config(shape, dtype=torch.bfloat16).save_pretrained(tmp_path)
     config = EngineConfig(

@@ -52,11 +52,12 @@ MODES: dict[str, dict[str, object]] = {
 pytestmark = pytest.mark.skipif(not library.available(), reason="kernels/native is not built")
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+@pytest.fixture(scope="module", params=["llama", "qwen3_moe"])
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     torch.manual_seed(3)
     wide = {"hidden_size": 128, "intermediate_size": 160, "head_dim": 32}
-    shape = AutoConfig.for_model("llama", **(SMALL | wide))
+    experts = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 64}
+    shape = AutoConfig.for_model(request.param, **(SMALL | wide | experts))
     path = tmp_path_factory.mktemp("model")
     AutoModelForCausalLM.from_config(shape, dtype=torch.bfloat16).save_pretrained(path)
     return path

@@ -243,17 +243,17 @@ def simulated_gpu(launches: Launches) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(backends, "default", lambda _: "triton")
         patch.setattr(paged_model, "prepare", lambda *_: None)
-        for found in pkgutil.iter_modules(kernels.triton.__path__):
-            module = importlib.import_module(f"kernels.triton.{found.name}")
+        for found in pkgutil.walk_packages(kernels.triton.__path__, "kernels.triton."):
+            module = importlib.import_module(found.name)
             for name, value in list(vars(module).items()):
                 if isinstance(value, JITFunction):
                     patch.setattr(module, name, Told(launches, name))
         yield
 
 
-def gpu_model(num_layers: int) -> PagedModel:
+def gpu_model(family: str, num_layers: int) -> PagedModel:
     """Of so many layers."""
-    config = make_config("llama")
+    config = make_config(family)
     config.num_hidden_layers = num_layers
     eager = EagerDecoder(AutoModelForCausalLM.from_config(config, dtype=torch.float32))
     decoder = fuse(eager.model, eager.calls)
@@ -265,12 +265,12 @@ def gpu_model(num_layers: int) -> PagedModel:
 
 
 @torch.inference_mode()
-def told(num_layers: int, is_recorded: bool) -> Counter[str]:
+def told(family: str, num_layers: int, is_recorded: bool) -> Counter[str]:
     """What a step of a prompt beside decoding sequences is told."""
     launches = Launches()
     batch = mixed_batch(random.Random(1), [9, 1, 1])
     with simulated_gpu(launches):
-        model = gpu_model(num_layers)
+        model = gpu_model(family, num_layers)
         pieces = PieceGraphs(model, model.weights.decoder, 60, 48, launches.record)  # type: ignore[arg-type]
         pieces.record()
         launches.seen.clear()
@@ -287,7 +287,7 @@ def attention_alone() -> int:
     """What a layer's attention is told, behind the first, which may tell of things for all."""
     launches = Launches()
     with simulated_gpu(launches):
-        model = gpu_model(2)
+        model = gpu_model("llama", 2)
         call, views = model.layout.calls[0], model.caches.views
         query = torch.zeros(11, call.num_heads, call.head_dim)
         batch = mixed_batch(random.Random(1), [9, 1, 1]).attention
@@ -298,12 +298,15 @@ def attention_alone() -> int:
     return launches.seen.total()
 
 
-def test_a_layer_of_a_mixed_step_is_told_in_one_word_beside_its_attention() -> None:
+@pytest.mark.parametrize(("family", "words"), [("llama", 8), ("mixtral", 12), ("glm4_moe", 16)])
+def test_a_layer_of_a_mixed_step_is_told_in_one_word_beside_its_attention(
+    family: str, words: int
+) -> None:
     attention = attention_alone()
     layer = {}
     for is_recorded in (False, True):
-        few, many = (told(count, is_recorded) for count in (2, 6))
+        few, many = (told(family, count, is_recorded) for count in (2, 6))
         layer[is_recorded] = (many.total() - few.total()) / 4
     assert attention == 2, "chunks, and sequences that decode"
-    assert layer[False] == 8 + attention
+    assert layer[False] == words + attention
     assert layer[True] == 1 + attention, "a replay, beside attention"

@@ -52,7 +52,7 @@ def _norms(dtype: torch.dtype, device: torch.device) -> Iterator[tuple[str, floa
 
 def _gates(dtype: torch.dtype, device: torch.device) -> Iterator[tuple[str, float]]:
     gate_up = torch.randn(2, 140).to(dtype) * 4
-    activations: tuple[Activation, ...] = ("silu", "gelu_tanh", "relu2")
+    activations: tuple[Activation, ...] = ("silu", "gelu_tanh", "relu2", "clamped_swiglu")
     for activation in activations:
         for kind, is_plain in (("gated", False), ("alone", True)):
             ours = triton_layers.gate(gate_up.to(device), activation, is_plain)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import gc
 import logging
 import weakref
+from collections.abc import Iterator
 from dataclasses import replace
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -16,21 +17,32 @@ import pytest
 import torch
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers.models.mixtral.modeling_mixtral import MixtralExperts
 
 from engine.api import EngineError
 from engine.batch.batch import pack
 from engine.config import EngineConfig, Quantization
 from engine.model.checkpoints.coded_linear import CodedLinear
 from engine.model.layers import fused as decoder
+from engine.model.layers import packing
+from engine.model.layers.description import Description
 from engine.model.layers.eager import EagerDecoder
-from engine.model.layers.families import Description, Unfamiliar
+from engine.model.layers.expected import Unfamiliar
 from engine.model.layers.fused import fuse
 from engine.model.layers.layout import AttentionLayout
 from engine.model.layers.paged_model import PagedModel
-from engine.model.load import choose_dtype, load_model
+from engine.model.load import load_model
+from engine.model.original import choose_dtype
 from kernels.native import library
+from kernels.types import Experts, Mixture
 from kernels.weight_format import group
-from tests.engine.model.layers.variants import SCALED_QUERIES, VARIANTS, Variant
+from tests.engine.model.layers.variants import (
+    MIXTURES,
+    SCALED_QUERIES,
+    VARIANTS,
+    WITHOUT_CHOICE,
+    Variant,
+)
 from tests.engine.model.test_model import SMALL, save_model
 
 TOKENS = 60
@@ -38,6 +50,7 @@ BLOCK_SIZE = 8
 LONG = {"max_position_embeddings": 513}
 NEW = ["phi3", "glm4", "olmo2", "smollm3", "phi", "cohere2", "starcoder2"]
 """Each with something that the others do not have."""
+GPT_OSS = {"num_local_experts": 4, "num_experts_per_tok": 2}
 LONGROPE = {
     "rope_type": "longrope",
     "short_factor": [1.0] * 8,
@@ -55,7 +68,13 @@ UNFAMILIAR: dict[str, tuple[Variant, str]] = {
         ("ministral3", {"rope_parameters": {"rope_type": "default", **SCALED_QUERIES}, **LONG}),
         "queries are scaled by their positions",
     ),
-    "experts": (("mixtral", {"num_local_experts": 2, "num_experts_per_tok": 1}), "Mixtral"),
+    "attention that is gated": (("afmoe", {}), "AfmoeForCausalLM"),
+    "another clamp": (("gpt_oss", GPT_OSS | {"swiglu_limit": 5.0}), "clamped to 5.0"),
+    "another slope of gates": (("gpt_oss", GPT_OSS | {"swiglu_alpha": 1.0}), "gates of alpha 1.0"),
+    "clipped queries, keys and values": (
+        ("olmoe", {"num_experts": 4, "num_experts_per_tok": 2, "clip_qkv": 3.0}),
+        "clip_qkv is set",
+    ),
     "another activation": (("llama", {"hidden_act": "relu"}), "activation is ReLU"),
     "angles that depend on the context": (
         ("llama", {"rope_parameters": LONGROPE}),
@@ -70,9 +89,9 @@ def make_model(variant: Variant, dtype: torch.dtype = torch.float32) -> PreTrain
     torch.manual_seed(3)
     config = AutoConfig.for_model(family, **(SMALL | options))
     model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
-    for parameter in model.parameters():
-        if parameter.dim() == 1:
-            parameter.data += 0.3 * torch.randn(parameter.shape)
+    for name, tensor in chain(model.named_parameters(), model.named_buffers()):
+        if name.endswith("bias") or (isinstance(tensor, nn.Parameter) and tensor.dim() == 1):
+            tensor.data += 0.3 * torch.randn(tensor.shape)
     return model.to(dtype)
 
 
@@ -129,23 +148,58 @@ def test_bfloat16_differs_by_its_roundings_only(name: str) -> None:
     assert relative_error(*both_logits(model)) < 0.03
 
 
+@pytest.mark.parametrize("name", WITHOUT_CHOICE)
+def test_experts_in_bfloat16_differ_by_its_roundings_only(name: str) -> None:
+    model = make_model(WITHOUT_CHOICE[name], torch.bfloat16)
+    assert relative_error(*both_logits(model)) < 0.03
+
+
 @pytest.mark.parametrize("name", ["llama, biases", "qwen3", "gemma3", *NEW])
 def test_8_bits_differ_by_their_roundings_only(name: str) -> None:
     error = relative_error(*both_logits(make_model(VARIANTS[name]), "int8"))
     assert 1e-4 < error < 0.1
 
 
-@pytest.mark.parametrize("name", ["llama, biases", "qwen3", "gemma3"])
+@pytest.mark.parametrize("name", WITHOUT_CHOICE)
+def test_experts_in_8_bits_differ_by_their_roundings_only(name: str) -> None:
+    error = relative_error(*both_logits(make_model(WITHOUT_CHOICE[name]), "int8"))
+    assert 1e-4 < error < 0.1
+
+
+def test_routers_are_never_rounded() -> None:
+    model = make_model(VARIANTS["qwen2_moe"])
+    eager = EagerDecoder(model)
+    router, gate = (
+        module.weight.clone()
+        for module in (model.model.layers[0].mlp.gate, model.model.layers[0].mlp.shared_expert_gate)
+    )
+    network = fuse(model, eager.calls, quantization="int4")._layers[0].network
+    assert isinstance(network, Mixture)
+    assert network.shared_gate is not None
+    x = torch.randn(5, 64)
+    torch.testing.assert_close(network.router(x), x @ router.T, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(network.shared_gate(x), x @ gate.T, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["llama, biases", "qwen3", "gemma3", *WITHOUT_CHOICE])
 def test_weights_of_4_bits_are_found_again_in_a_model_that_was_rounded_to_them(name: str) -> None:
-    model = make_model(VARIANTS[name])
+    model = make_model((VARIANTS | WITHOUT_CHOICE)[name])
     with torch.no_grad():
-        for key, weight in model.named_parameters():
-            if key.endswith("_proj.weight"):
-                weight.copy_(group(weight).dequantize())
+        for matrix in matrices(model):
+            matrix.copy_(group(matrix.contiguous()).dequantize())
     assert 1e-4 < relative_error(*both_logits(model, "int4")) < 0.1
 
 
-@pytest.mark.parametrize("name", NEW)
+def matrices(model: PreTrainedModel) -> Iterator[Tensor]:
+    """What is quantized, by outputs first: products of layers, and each expert's."""
+    for key, weight in model.named_parameters():
+        if weight.dim() == 3:
+            yield from weight.mT if model.config.model_type == "gpt_oss" else weight
+        elif key.endswith(("_proj.weight", "_linear.weight")):
+            yield weight
+
+
+@pytest.mark.parametrize("name", [*NEW, "qwen2_moe", "granitemoeshared", "ernie4_5_moe"])
 def test_every_kind_of_layer_is_loaded_in_8_bits(name: str, tmp_path: Path) -> None:
     make_model(VARIANTS[name]).save_pretrained(tmp_path)
     model = load_model(config_of(tmp_path, quantize="int8"))
@@ -163,7 +217,7 @@ def test_logits_are_never_computed_in_4_bits() -> None:
 
 
 @pytest.mark.skipif(not library.available(), reason="the library is not built")
-@pytest.mark.parametrize("name", ["llama, biases", "qwen3", "gemma2", "gemma3", *NEW])
+@pytest.mark.parametrize("name", ["llama, biases", "qwen3", "gemma2", "gemma3", *NEW, *MIXTURES])
 @pytest.mark.parametrize("quantization", ["none", "int8", "int4"])
 def test_layers_in_one_call_compute_what_they_do_one_by_one(
     name: str, quantization: Quantization
@@ -195,6 +249,25 @@ def test_a_module_of_another_class_is_not_fused() -> None:
     model = make_model(("llama", {}))
     model.model.layers[1].mlp.up_proj = Doubled(64, 96, bias=False)
     with pytest.raises(Unfamiliar, match="Doubled"):
+        fuse(model, EagerDecoder(model).calls)
+
+
+class Tripled(MixtralExperts):
+    def forward(self, *given: Tensor) -> Tensor:
+        return 3 * super().forward(*given)
+
+
+def test_experts_of_another_class_are_not_fused() -> None:
+    model = make_model(VARIANTS["mixtral"])
+    model.model.layers[1].mlp.experts.__class__ = Tripled
+    with pytest.raises(Unfamiliar, match="Tripled in place of MixtralExperts"):
+        fuse(model, EagerDecoder(model).calls)
+
+
+def test_experts_with_one_more_weight_are_not_fused() -> None:
+    model = make_model(VARIANTS["mixtral"])
+    model.model.layers[2].mlp.experts.down_proj_bias = nn.Parameter(torch.zeros(5, 64))
+    with pytest.raises(Unfamiliar, match=r"without experts\.down_proj_bias"):
         fuse(model, EagerDecoder(model).calls)
 
 
@@ -241,10 +314,11 @@ def test_contexts_end_where_the_engine_ends_them() -> None:
     assert {layer.options.rotation.cos.shape for layer in fused._layers} == {(40, 8)}
 
 
+@pytest.mark.parametrize("family", ["llama", "qwen2_moe"])
 def test_the_originals_are_gone_once_a_model_is_loaded(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    save_model("llama", tmp_path)
+    save_model(family, tmp_path)
     alive: list[weakref.ref[Any]] = []
     load = AutoModelForCausalLM.from_pretrained
 
@@ -259,6 +333,23 @@ def test_the_originals_are_gone_once_a_model_is_loaded(
     gc.collect()
     assert len(alive) > 20
     assert not any(reference() is not None for reference in alive)
+
+
+def test_a_layers_experts_are_given_up_before_the_next_ones_are_packed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model = make_model(VARIANTS["mixtral"])
+    modules = [layer.mlp.experts for layer in model.model.layers]
+    pack_experts, held = packing.pack_experts, []
+
+    def watched(*arguments: Any, **options: Any) -> Experts:
+        held.append([module.down_proj is not None for module in modules])
+        return pack_experts(*arguments, **options)
+
+    monkeypatch.setattr(packing, "pack_experts", watched)
+    fuse(model, EagerDecoder(model).calls)
+    assert held == [[True, True, True], [False, True, True], [False, False, True]]
+    assert not any(list(module.parameters()) for module in modules)
 
 
 def config_of(folder: Path, **options: Any) -> EngineConfig:
@@ -317,7 +408,7 @@ def test_options_that_cannot_be_had_are_refused_by_name(tmp_path: Path) -> None:
 def test_the_type_of_choice_is_what_is_multiplied_fastest(
     compiled: bool, expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("engine.model.load.library.available", lambda: compiled)
+    monkeypatch.setattr("engine.model.original.library.available", lambda: compiled)
     monkeypatch.setattr("torch.cpu._is_amx_tile_supported", lambda: False)
     config = EngineConfig(model_path=str(tmp_path))
     assert choose_dtype(config, torch.device("cpu")) == getattr(torch, expected)
