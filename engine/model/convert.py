@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import signal
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -18,14 +19,18 @@ import transformers
 from accelerate import init_empty_weights
 from gguf import MODEL_ARCH_NAMES, GGUFReader, ReaderTensor, TensorNameMap, get_tensor_name_map
 from tokenizers import pre_tokenizers
+from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_PRE_TOKENIZER_SPLITS
 
 from engine.model.checkpoints.gguf import StoredTensor
 from engine.model.weights import GGUF_INDEX, GGUF_LINK
 
-_AS_CONVERTED = {"default", "gpt-2", "qwen2"}
+_AS_CONVERTED = {"default", "gpt-2", *GGUF_PRE_TOKENIZER_SPLITS}
 """Pre-tokenizers that the conversion of `transformers` knows, or falls back to."""
 
-_ARCHITECTURES = {"llama", "qwen2", "qwen3", "gemma2", "gemma3"}
+_WHOLE_WORDS = {"llama3", "llama-v3", "llama-bpe", "tekken"}
+"""Of which what is a token as it stands is not put together from its parts."""
+
+_ARCHITECTURES = {"llama", "qwen2", "qwen3", "qwen2moe", "qwen3moe", "gpt-oss", "gemma2", "gemma3"}
 """Whose tensors are those of the `transformers` model but for what `_stored` says."""
 
 
@@ -52,7 +57,7 @@ def _field(reader: GGUFReader, name: str, default: str) -> str:
 
 def save_index(gguf: Path, reader: GGUFReader, folder: Path) -> None:
     """Write configuration, a link to the file, and where in it the model's parameters are."""
-    config = transformers.AutoConfig.from_pretrained(gguf.parent, gguf_file=gguf.name)
+    config = _config(gguf, reader)
     config.dtype = torch.bfloat16
     vars(config).pop("quantization_config", None)
     with init_empty_weights():
@@ -66,22 +71,79 @@ def save_index(gguf: Path, reader: GGUFReader, folder: Path) -> None:
     (folder / GGUF_LINK).symlink_to(gguf.resolve())
 
 
+def _config(gguf: Path, reader: GGUFReader) -> transformers.PretrainedConfig:
+    """What the conversion of `transformers` makes of the file, and what it leaves out."""
+    config: transformers.PretrainedConfig
+    config = transformers.AutoConfig.from_pretrained(gguf.parent, gguf_file=gguf.name)
+    architecture = _field(reader, "general.architecture", "")
+    if architecture == "llama" and reader.get_field("llama.expert_count") is not None:
+        config = _mixtral(reader, config)
+    length = reader.get_field(f"{architecture}.attention.key_length")
+    if length is not None:
+        config.head_dim = int(length.contents())
+    inner = reader.get_field(f"{architecture}.expert_feed_forward_length")
+    if inner is not None and hasattr(config, "moe_intermediate_size"):
+        config.moe_intermediate_size = int(inner.contents())
+    shared = reader.get_field(f"{architecture}.expert_shared_feed_forward_length")
+    if shared is not None and hasattr(config, "shared_expert_intermediate_size"):
+        config.shared_expert_intermediate_size = int(shared.contents())
+    if architecture == "qwen3moe":
+        config.norm_topk_prob = True  # which no file says
+    _scale_positions(reader, config)
+    return config
+
+
+def _mixtral(
+    reader: GGUFReader, config: transformers.PretrainedConfig
+) -> transformers.PretrainedConfig:
+    """Mixtral is Llama there, with experts."""
+    options = {**config.to_dict(), "sliding_window": None}
+    for name, field in (("num_local_experts", "count"), ("num_experts_per_tok", "used_count")):
+        options[name] = int(_field(reader, f"llama.expert_{field}", "0"))
+    del options["model_type"]
+    return transformers.MixtralConfig(**options)
+
+
+def _scale_positions(reader: GGUFReader, config: transformers.PretrainedConfig) -> None:
+    """Turn by the frequencies that the file divides by factors of its own (Llama 3.1 and later)."""
+    factors = next((found for found in reader.tensors if found.name == "rope_freqs.weight"), None)
+    if factors is None:
+        return
+    each = [float(factor) for factor in factors.data]
+    config.rope_parameters = {
+        "rope_type": "longrope",  # whose factors are the same in contexts of any length
+        "rope_theta": config.rope_parameters["rope_theta"],
+        "short_factor": each,
+        "long_factor": each,
+        "attention_factor": 1.0,
+        "original_max_position_embeddings": config.max_position_embeddings,
+    }
+
+
 def _index(reader: GGUFReader, model: transformers.PreTrainedModel) -> dict[str, StoredTensor]:
     architecture = _field(reader, "general.architecture", "")
     tensors = {tensor.name: tensor for tensor in reader.tensors}
-    if "rope_freqs.weight" in tensors:
-        sys.exit(
-            "error: this file scales rotary positions by factors of its own: "
-            "give the model's Hugging Face folder"
-        )
     names = _name_map(architecture, model.config.num_hidden_layers)
     index = {}
-    for name, _ in model.named_parameters():
-        stored = tensors.get(names.get_name(name, try_suffixes=(".weight", ".bias")))
+    for name in _stored_names(model):
+        place = names.get_name(name, try_suffixes=(".weight", ".bias"))
+        stored = tensors.get(place) or tensors.get(f"{place}.weight")  # sinks are no module's
         if stored is None:
             sys.exit(f"error: this file has no {name}")
         index[name] = _stored(architecture, model.config, name, stored)
     return index
+
+
+def _stored_names(model: transformers.PreTrainedModel) -> Iterator[str]:
+    """The model's parameters, but for experts each product by itself, as a file has them."""
+    for name, _ in model.named_parameters():
+        owner, _, kind = name.rpartition(".")
+        if not owner.endswith(".experts"):
+            yield name
+            continue
+        kind, ending = (kind.removesuffix("_bias"), "bias" if kind.endswith("_bias") else "weight")
+        for part in ("gate_proj", "up_proj") if kind == "gate_up_proj" else (kind,):
+            yield f"{owner}.{part}.{ending}"
 
 
 def _name_map(architecture: str, num_layers: int) -> TensorNameMap:
@@ -130,9 +192,15 @@ def save_model(gguf: Path, folder: Path) -> None:
     model.save_pretrained(folder)
 
 
-def save_tokenizer(gguf: Path, folder: Path, cuts_digits: bool) -> None:
-    """Write the tokenizer, which cuts text as the model's own does, and the chat template."""
+def save_tokenizer(gguf: Path, folder: Path, kind: str, pre_tokenizer: str) -> None:
+    """Write the tokenizer, which cuts text as the model's own does, and the chat template.
+
+    For `kind` and `pre_tokenizer` see `choose_digits`.
+    """
+    cuts_digits = choose_digits(kind, pre_tokenizer)
     tokenizer = transformers.AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
+    if pre_tokenizer in _WHOLE_WORDS:
+        tokenizer.backend_tokenizer.model.ignore_merges = True
     if cuts_digits:  # which also changes the spaces in front of numbers
         tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
             [
@@ -153,13 +221,14 @@ def main() -> None:
     transformers.utils.logging.disable_progress_bar()
     reader = GGUFReader(gguf)
     kind = _field(reader, "tokenizer.ggml.model", "gpt2")
-    cuts_digits = choose_digits(kind, _field(reader, "tokenizer.ggml.pre", "default"))
+    pre_tokenizer = _field(reader, "tokenizer.ggml.pre", "default")
+    choose_digits(kind, pre_tokenizer)  # exits before anything is written
     known = _field(reader, "general.architecture", "") in _ARCHITECTURES
     if known and "--widen" not in sys.argv[3:]:
         save_index(gguf, reader, folder)
     else:
         save_model(gguf, folder)
-    save_tokenizer(gguf, folder, cuts_digits)
+    save_tokenizer(gguf, folder, kind, pre_tokenizer)
 
 
 if __name__ == "__main__":

@@ -9,46 +9,44 @@ from __future__ import annotations
 import ctypes
 import gc
 import logging
-from dataclasses import dataclass, replace
-from pathlib import Path
+import math
+from dataclasses import replace
 
 import torch
 from torch import Tensor
-from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+from transformers import PreTrainedModel
 
 from engine.api import EngineError, UnsupportedModel
 from engine.config import EngineConfig
-from engine.model.checkpoints.build import build_model, find_checkpoint
-from engine.model.checkpoints.coded_linear import CodedLinear
-from engine.model.errors import reading
+from engine.model.layers.description import exact_products
 from engine.model.layers.eager import EagerDecoder
-from engine.model.layers.families import Unfamiliar
+from engine.model.layers.expected import Unfamiliar
+from engine.model.layers.families import describe
 from engine.model.layers.fused import FusedDecoder, fuse
 from engine.model.layers.layout import AttentionLayout
 from engine.model.layers.leader import Followers, LeadingModel
 from engine.model.layers.paged_model import PagedModel, Weights
-from engine.model.layers.shard import Shard, require_heads
+from engine.model.layers.shard import Shard, input_widths, require_heads
+from engine.model.original import Original, load_original, max_positions
+from engine.model.rounded import rounded_logits, roundings
 from engine.model.self_check import (
-    SAMPLE_TOKENS,
     TOLERANCE,
     checked_logits,
     in_parts,
     relative_error,
+    rounding_error,
     sample,
 )
-from engine.system.control_groups import available_memory
-from kernels.native import library
+from kernels.types import Quantization
 
 _log = logging.getLogger(__name__)
 
-_UNSERVED = {
-    "conv": "layers with the state of a convolution",
-    "indexed_attention": "layers of sparse attention over an index",
-    "linear_attention": "layers with a recurrent state",
-}
-"""Kinds of layers, as configurations name them, that are refused before any weight is read."""
-_ROUNDING = 3.0
-"""Times the model's own error that others may make, who sum up in another order."""
+_ROUNDING = 2.5
+"""Times the error that the same roundings make in the model's own layers: others may make that, who
+round elsewhere or sum up in another order. Right layers were seen to make 0.7 to 1.2 times that.
+"""
+_QUANTIZED = {"int8": 0.3, "int4": 1.0}
+"""What rounding all weights may cost at most."""
 _CACHE_ROUNDING = 0.1
 """For a KV cache of a narrower type than the weights."""
 
@@ -67,18 +65,17 @@ def load_model(
         raise EngineError(f"quantize: {config.quantize} weights are for CPUs; this is a GPU")
     if config.kv_dtype == "fp8" and device.type != "cuda":
         raise EngineError("kv_dtype: a cache of fp8 needs a GPU; on this CPU there is int8")
-    model, error, tolerance = _load(config, device, followers, by_kinds)
+    model, error = _load(config, device, followers, by_kinds)
     needs_fusing = _needs_fusing(config, model.weights.quantized_by) is not None
-    if not error < tolerance and model.weights.is_fused and not needs_fusing:
+    if error is not None and model.weights.is_fused and not needs_fusing:
         _log.warning("fused layers differ from the model's own (by %.2g), which serve now", error)
         del model
-        model, error, tolerance = _load(config, device, None, by_kinds, may_fuse=False)
-    if not error < tolerance:
+        model, error = _load(config, device, None, by_kinds, may_fuse=False)
+    if error is not None:
         raise UnsupportedModel(
             f"{config.model_path}: paged logits differ from the model's own "
             f"(relative error {error:.2g})"
         )
-    model.logit_error = error
     return model
 
 
@@ -86,23 +83,11 @@ def load_shard(config: EngineConfig, shard: Shard, by_kinds: bool) -> PagedModel
     """The part of a rank behind the first, which checks the whole. For `by_kinds` and errors see
     `load_model`.
     """
-    original = _load_original(config, choose_device(config.device))
+    original = load_original(config, choose_device(config.device))
     weights = _weights(original, config, _cut(_layout(original.eager, by_kinds), shard), shard)
     del original
     _return_memory(weights.device)
     return PagedModel(weights, config.block_size, config.kv_dtype, config.batch_invariant)
-
-
-@dataclass(frozen=True, slots=True)
-class _Original:
-    """A model as `transformers` has it."""
-
-    eager: EagerDecoder
-    text: PretrainedConfig
-    device: torch.device
-    dtype: torch.dtype
-    quantized_by: str | None
-    """As in `Weights`."""
 
 
 def _load(
@@ -111,20 +96,19 @@ def _load(
     followers: Followers | None,
     by_kinds: bool,
     may_fuse: bool = True,
-) -> tuple[PagedModel, float, float]:
-    """The model, how far its logits are from those of the model as it was loaded, and may be.
+) -> tuple[PagedModel, float | None]:
+    """The model, and how far its logits are off if that is too far.
 
     Raises `UnsupportedModel` if its attention cannot be paged.
     """
-    original = _load_original(config, device)
+    original = load_original(config, device)
     whole = _layout(original.eager, by_kinds)
     ids = sample(original.text.vocab_size)
     expected = checked_logits(original.eager, ids, config.block_size)
-    own_error = 0.0
-    if original.dtype != torch.float32 and original.quantized_by is None:
-        own_error = relative_error(original.eager.own_logits(ids), expected)
     shard = None if followers is None else followers.shard
+    yardstick, rounding = _yardstick(original, config, shard, ids, expected)
     weights = _weights(original, config, _cut(whole, shard), shard, may_fuse)
+    has_experts = original.eager.has_experts
     del original
     _return_memory(device)
     options = config.block_size, config.kv_dtype, config.batch_invariant
@@ -135,26 +119,40 @@ def _load(
         size = followers.shard.size
         parts = [_cut(whole, Shard(rank, size)) for rank in range(size)]
         paged = LeadingModel(weights, *options, followers, parts)
-    error = relative_error(_paged_logits(paged, ids), expected)
-    return paged, error, _tolerance(paged, config, own_error)
+    logits = _paged_logits(paged, ids)
+    paged.logit_error = relative_error(logits, expected)
+    error, cost = (rounding_error(logits, of, has_experts) for of in (yardstick, expected))
+    is_right = error < _tolerance(paged, rounding)
+    is_near = cost < _QUANTIZED.get(config.quantize, math.inf)
+    return paged, None if is_right and is_near else max(error, cost)
 
 
-def _load_original(config: EngineConfig, device: torch.device) -> _Original:
-    with reading(config.model_path):
-        whole = AutoConfig.from_pretrained(config.model_path)
-    text = whole.get_text_config()
-    unserved = _UNSERVED.keys() & set(getattr(text, "layer_types", None) or ())
-    if unserved:
-        raise UnsupportedModel(f"{_UNSERVED[min(unserved)]} cannot be served from blocks")
-    dtype = choose_dtype(config, device)
-    with reading(config.model_path):
-        model, quantized_by = _read(config, whole, device, dtype)
-    eager = EagerDecoder(model, config.max_context_tokens)
-    return _Original(eager, text, device, dtype, quantized_by)
+def _yardstick(
+    original: Original, config: EngineConfig, shard: Shard | None, ids: list[int], expected: Tensor
+) -> tuple[Tensor, float]:
+    """Logits that those of the served model should be near, and the error of rounding as it does.
+
+    `expected` are the model's own, in float32. Raises `EngineError` if products are to be rounded
+    of which nothing is known.
+    """
+    eager, dtype = original.eager, original.dtype
+    quantization: Quantization = "none" if config.quantize == "auto" else config.quantize
+    if quantization != "none" or original.quantized_by:
+        try:
+            description = describe(eager.model, eager.calls, max_positions(config))
+        except Unfamiliar as reason:
+            raise EngineError(f"quantize: not for this model: {reason}") from None
+        cuts = None if shard is None else input_widths(description, shard.size)
+        found = roundings(eager.model, quantization, cuts, exact_products(description))
+        return rounded_logits(eager, ids, dtype, found)
+    own_error = 0.0
+    if dtype != torch.float32:
+        own_error = rounding_error(eager.own_logits(ids), expected, eager.has_experts)
+    return expected, own_error
 
 
 def _weights(
-    original: _Original,
+    original: Original,
     config: EngineConfig,
     layout: AttentionLayout,
     shard: Shard | None,
@@ -174,39 +172,15 @@ def _weights(
     )
 
 
-def _read(
-    config: EngineConfig, whole: PretrainedConfig, device: torch.device, dtype: torch.dtype
-) -> tuple[PreTrainedModel, str | None]:
-    """The model, and by what method its products are quantized, if they stay in codes."""
-    folder = Path(config.model_path)
-    checkpoint = find_checkpoint(folder, whole)
-    if checkpoint is None:
-        plain = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
-        return plain.to(device), None
-    keeps_codes = config.quantize == "auto"
-    model = build_model(folder, whole, checkpoint, dtype, keeps_codes)
-    num_coded = sum(isinstance(module, CodedLinear) for module in model.modules())
-    if not num_coded:
-        return model.to(device), None
-    if device.type != "cpu":
-        raise EngineError(
-            f"quantize: weights quantized by {checkpoint.method} have no products on a GPU here; "
-            "with 'none' they are widened, and take the memory of the original"
-        )
-    _log.info("%d products stay as they were quantized by %s", num_coded, checkpoint.method)
-    return model, checkpoint.method
-
-
 def _fused(
     eager: EagerDecoder, config: EngineConfig, quantized_by: str | None, shard: Shard | None
 ) -> FusedDecoder | None:
     """The model's layers, or a rank's part of them, fused; None where its family is not known."""
-    most = max(config.max_context_tokens, SAMPLE_TOKENS) if config.max_context_tokens else None
     try:
         return fuse(
             eager.model,
             eager.calls,
-            most,
+            max_positions(config),
             quantization="none" if config.quantize == "auto" else config.quantize,
             batch_invariant=config.batch_invariant,
             shard=shard,
@@ -258,18 +232,14 @@ def _paged_logits(model: PagedModel, ids: list[int]) -> Tensor:
     return torch.cat([model.forward(part) for part in parts])
 
 
-def _tolerance(model: PagedModel, config: EngineConfig, own_error: float) -> float:
+def _tolerance(model: PagedModel, rounding: float) -> float:
     """Relative error of logits up to which they count as the same.
 
-    Those of two models that have nothing in common differ by 1.4. `own_error` is what the weights'
-    type costs the model itself.
+    Those of two models that have nothing in common differ by 1.4. `rounding` is what the model's
+    own layers lose by it.
     """
-    if config.quantize == "int4":
-        return 1.0
-    if config.quantize == "int8" or model.weights.quantized_by:
-        return 0.3
-    rounding = max(TOLERANCE, _ROUNDING * own_error)
-    return rounding if model.kv_storage == model.dtype else rounding + _CACHE_ROUNDING
+    tolerance = max(TOLERANCE, _ROUNDING * rounding)
+    return tolerance if model.kv_storage == model.dtype else tolerance + _CACHE_ROUNDING
 
 
 def _return_memory(device: torch.device) -> None:
@@ -293,25 +263,3 @@ def choose_device(name: str) -> torch.device:
             f"device: torch {lack}; have a driver and a torch for it, or choose cpu or auto"
         )
     return torch.device(name)
-
-
-def choose_dtype(config: EngineConfig, device: torch.device) -> torch.dtype:
-    """`auto` is bfloat16 on a GPU, and on a CPU with matrix tiles (AMX) or the compiled library.
-
-    The library reads half as many bytes so, on any CPU. torch multiplies float32 faster than
-    bfloat16 without AMX; there it is float32, unless the weights would take more than a quarter of
-    the free memory.
-    """
-    if config.dtype != "auto":
-        dtype: torch.dtype = getattr(torch, config.dtype)
-        return dtype
-    if device.type == "cuda":
-        return torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float16
-    if library.available() or torch.cpu._is_amx_tile_supported():
-        return torch.bfloat16
-    folder = Path(config.model_path)
-    files = (*folder.glob("*.safetensors"), *folder.glob("*.gguf"))
-    stored = sum(file.stat().st_size for file in files)
-    widened = 2 * stored
-    small = widened <= available_memory() / 4
-    return torch.float32 if small else torch.bfloat16

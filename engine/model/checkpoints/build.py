@@ -17,10 +17,14 @@ from transformers import AutoModelForCausalLM, GenerationConfig, PretrainedConfi
 from engine.api import UnsupportedModel
 from engine.model.checkpoints.awq import AwqCheckpoint
 from engine.model.checkpoints.checkpoint import FolderCheckpoint, Options, unsupported
-from engine.model.checkpoints.coded_linear import CodedLinear
+from engine.model.checkpoints.coded_experts import CodedParameter, keep_in_codes
+from engine.model.checkpoints.coded_linear import CodedLinear, ReadGroups
 from engine.model.checkpoints.compressed_tensors import CompressedCheckpoint
+from engine.model.checkpoints.expert_reader import ExpertReader
+from engine.model.checkpoints.fp8 import Fp8Checkpoint
 from engine.model.checkpoints.gguf import GgufCheckpoint
 from engine.model.checkpoints.gptq import GptqCheckpoint
+from engine.model.checkpoints.mxfp4 import Mxfp4Checkpoint
 from engine.model.weights import GGUF_INDEX
 
 _GENERATION = "generation_config.json"
@@ -29,6 +33,8 @@ _READERS: dict[str, Callable[[Path, Options], Checkpoint]] = {
     "gptq": GptqCheckpoint,
     "awq": AwqCheckpoint,
     "compressed-tensors": CompressedCheckpoint,
+    "fp8": Fp8Checkpoint,
+    "mxfp4": Mxfp4Checkpoint,
 }
 
 
@@ -45,6 +51,8 @@ def build_model(
     """
     with init_empty_weights(include_buffers=False):
         model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=dtype)
+    # The other ways to compute experts take the weights of all at once, or those of each token.
+    model.config.get_text_config()._experts_implementation = "eager"
     builder = _Builder(model, checkpoint, dtype, keeps_codes)
     for name, module in list(model.named_modules()):
         builder.fill(name, module)
@@ -76,30 +84,66 @@ class _Builder:
             bias = None if module.bias is None else self._tensor(f"{name}.bias", module.bias)
             coded = CodedLinear(module.in_features, module.out_features, read, bias)
             self._model.set_submodule(name, coded)
-            return
-        if name in self._tied:
+        elif name in self._tied:
             module.register_parameter("weight", self._model.get_input_embeddings().weight)
-            return
+        elif hasattr(module, "is_transposed"):
+            self._fill_experts(source, module)
+        else:
+            self._fill_plain(source, module, read)
+
+    def _fill_plain(self, source: str, module: nn.Module, read: ReadGroups | None) -> None:
         for key, empty in list(module.named_parameters(recurse=False)):
             if key == "weight" and read is not None:
-                tensor = self._shaped(f"{name}.{key}", read().dequantize(), empty)
+                tensor = self._shaped(f"{source}.{key}", read().dequantize(), empty)
             else:
                 tensor = self._tensor(f"{source}.{key}", empty)
             module.register_parameter(key, nn.Parameter(tensor, requires_grad=False))
+        for key, buffer in list(module.named_buffers(recurse=False)):
+            if key not in module._non_persistent_buffers_set:
+                setattr(module, key, self._tensor(f"{source}.{key}", buffer, buffer.dtype))
 
-    def _tensor(self, name: str, like: Tensor) -> Tensor:
+    def _fill_experts(self, source: str, module: nn.Module) -> None:
+        coded = {}
+        for key, empty in list(module.named_parameters(recurse=False)):
+            found = self._experts(f"{source}.{key}", module, empty)
+            if isinstance(found, CodedParameter):
+                coded[key] = found
+            else:
+                module.register_parameter(key, nn.Parameter(found, requires_grad=False))
+        if coded:
+            keep_in_codes(module, coded)
+
+    def _experts(self, name: str, module: Any, like: Tensor) -> Tensor | CodedParameter:
+        """A parameter of experts: [experts, out, in], transposed, or [experts, out]."""
+        reader = ExpertReader(self._checkpoint, name, not module.is_concatenated)
+        if like.dim() == 2:
+            biases = reader.biases()
+            return self._tensor(name, like) if biases is None else self._shaped(name, biases, like)
+        if not reader.is_apart:
+            return self._tensor(name, like)
+        if reader.is_coded and self._keeps_codes:
+            return CodedParameter(like.shape, module.is_transposed, reader.groups)
+        whole = torch.empty(like.shape, dtype=self._dtype)
+        for expert, place in enumerate(whole):
+            values = reader.values(expert)
+            place.copy_(self._shaped(name, values.T if module.is_transposed else values, place))
+        return whole
+
+    def _tensor(self, name: str, like: Tensor, dtype: torch.dtype | None = None) -> Tensor:
         found = self._checkpoint.tensor(name)
         if found is None:
             raise UnsupportedModel(f"the checkpoint ({self._checkpoint.method}) has no {name}")
-        return self._shaped(name, found, like)
+        return self._shaped(name, found, like, dtype)
 
-    def _shaped(self, name: str, tensor: Tensor, like: Tensor) -> Tensor:
+    def _shaped(
+        self, name: str, tensor: Tensor, like: Tensor, dtype: torch.dtype | None = None
+    ) -> Tensor:
         if tensor.shape != like.shape:
             shapes = f"{list(tensor.shape)}, not {list(like.shape)}"
             raise UnsupportedModel(
                 f"the checkpoint ({self._checkpoint.method}) has {name} of shape {shapes}"
             )
-        return tensor.to(self._dtype)
+        return tensor.to(dtype or self._dtype)
 
 
 def find_checkpoint(folder: Path, config: PretrainedConfig) -> Checkpoint | None:

@@ -40,6 +40,11 @@ class TensorFiles:
         """The tensor of that name, if there is one."""
         return self[name] if name in self._files else None
 
+    def rows(self, name: str, index: int) -> Tensor:
+        """What is at `index` of a tensor, without reading the rest."""
+        part: Tensor = self._files[name].get_slice(name)[index]
+        return part
+
 
 class FolderCheckpoint:
     """Weights of a folder's safetensors files, by the names that a `transformers` model has for
@@ -59,14 +64,22 @@ class FolderCheckpoint:
 
         Raises `UnsupportedModel`, now or when it reads, for codes that do not fit the groups.
         """
-        for part, read in self._codes.items():
-            if f"{module}.{part}" in self._files:
-                return partial(read, module)
+        for stored in _spellings(module):
+            for part, read in self._codes.items():
+                if f"{stored}.{part}" in self._files:
+                    return partial(read, stored)
         return None
 
     def tensor(self, name: str) -> Tensor | None:
         """A parameter's values, if it is there; in codes or not."""
-        return self._files.get(name)
+        found = (self._files.get(stored) for stored in _spellings(name))
+        return next((tensor for tensor in found if tensor is not None), None)
+
+
+def _spellings(name: str) -> tuple[str, ...]:
+    """A module or parameter, as `transformers` calls it and as older checkpoints do."""
+    old = name.replace(".mlp.", ".block_sparse_moe.")
+    return (name,) if old == name else (name, old)
 
 
 def unsupported(method: str, reason: str) -> UnsupportedModel:

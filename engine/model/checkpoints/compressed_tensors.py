@@ -4,10 +4,13 @@ A layer in the format `pack-quantized` has `weight_packed` int32 [out, in / n] o
 moved up to have no sign, `weight_scale` [out, groups], for zero points `weight_zero_point` packed
 along the outputs, and `weight_shape`. One in `int-quantized` has `weight` int8 [out, in] and
 `weight_scale` [out, 1]; its activations are rounded to 8 bits as they come, here in groups of 32.
+One in `float-quantized` has `weight` float8 [out, in], which is widened, and `weight_scale` of the
+whole, of each output, or of blocks.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -23,10 +26,16 @@ from engine.model.checkpoints.checkpoint import (
     unpack,
     unsupported,
 )
+from engine.model.checkpoints.fp8 import widened
 from kernels.weight_format import Bits, GroupedWeight
 
-_FORMATS = ("pack-quantized", "int-quantized")
-_STRATEGIES = ("group", "channel", "tensor")
+_FLOATS = "float-quantized"
+_STRATEGIES = {
+    "pack-quantized": ("group", "channel", "tensor"),
+    "int-quantized": ("group", "channel", "tensor"),
+    _FLOATS: ("channel", "tensor", "block"),
+}
+"""What weights may share a scale, by format."""
 
 
 class CompressedCheckpoint(FolderCheckpoint):
@@ -42,11 +51,22 @@ class CompressedCheckpoint(FolderCheckpoint):
         sparsity = (options.get("sparsity_config") or {}).get("format", "dense")
         if sparsity != "dense":
             raise unsupported(self.method, f"they are sparse ({sparsity})")
+        self._block: Sequence[int] | None = None
+        form = options.get("format")
         for scheme in (options.get("config_groups") or {}).values():
-            _require_weights(self.method, scheme.get("format") or options.get("format"), scheme)
-            _require_activations(self.method, scheme.get("input_activations"))
+            form = scheme.get("format") or options.get("format")
+            _require_weights(self.method, form, scheme)
+            if form == _FLOATS:
+                self._block = scheme["weights"].get("block_structure")
+            else:
+                _require_activations(self.method, scheme.get("input_activations"))
         forms = {"weight_packed": self._read_packed, "weight_scale": self._read_bytes}
-        super().__init__(folder, forms)
+        super().__init__(folder, {} if form == _FLOATS else forms)
+
+    def tensor(self, name: str) -> Tensor | None:
+        """See `FolderCheckpoint`; floats of 8 bits are widened to float32."""
+        found = super().tensor(name)
+        return widened(found, super().tensor(f"{name}_scale"), self._block)
 
     def _read_packed(self, module: str) -> GroupedWeight:
         words, scales = (self._files[f"{module}.weight_{part}"] for part in ("packed", "scale"))
@@ -86,13 +106,13 @@ def _middle(bits: Bits) -> int:
 
 
 def _require_weights(method: str, form: str | None, scheme: Options) -> None:
-    if form not in _FORMATS:
-        raise unsupported(method, f"their format is {form}, not {' or '.join(_FORMATS)}")
+    if form not in _STRATEGIES:
+        raise unsupported(method, f"their format is {form}, not {' or '.join(_STRATEGIES)}")
     weights = scheme["weights"]
-    if weights.get("type", "int") != "int":
+    if weights.get("type", "int") != ("float" if form == _FLOATS else "int"):
         raise unsupported(method, f"weights of type {weights['type']} have no products here")
     require_bits(method, weights.get("num_bits"))
-    if weights.get("strategy", "tensor") not in _STRATEGIES:
+    if weights.get("strategy", "tensor") not in _STRATEGIES[form]:
         raise unsupported(method, f"their scales are by {weights['strategy']}")
     require_group_size(method, weights.get("group_size"))
 

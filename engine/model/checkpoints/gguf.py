@@ -21,10 +21,12 @@ import torch
 from torch import Tensor
 
 from engine.model.checkpoints.coded_linear import ReadGroups
+from engine.model.checkpoints.mxfp4 import EXPERT, float_scales
 from engine.model.weights import GGUF_INDEX, GGUF_LINK
 from kernels.weight_format import GROUP, Bits, GroupedWeight, group
 
 _PLAIN: Final = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+_FLOATS: Final = "MXFP4"
 _Parts = tuple[Bits, Tensor, Tensor, Tensor]
 """Bits, codes uint8 [blocks, weights], scales and minima float32 [blocks, groups]."""
 
@@ -60,16 +62,27 @@ class GgufCheckpoint:
 
     def groups(self, module: str) -> ReadGroups | None:
         """See `FolderCheckpoint`. Types of another structure are rounded to 8 bits in groups."""
-        stored = self._tensors.get(f"{module}.weight")
+        stored = self._tensors.get(f"{module}.weight") or self._expert(module)
         return None if stored is None or stored.kind in _PLAIN else partial(self._read, stored)
 
     def tensor(self, name: str) -> Tensor | None:
         """See `FolderCheckpoint`."""
-        stored = self._tensors.get(name)
+        stored = self._tensors.get(name) or self._expert(name.removesuffix(".weight"))
         if stored is None:
             return None
         values = self._values(stored, self._rows(stored)).view(stored.shape)
         return values - stored.excess if stored.excess else values
+
+    def _expert(self, module: str) -> StoredTensor | None:
+        """The part of a matrix of all experts that is one's, by its index before the last name."""
+        found = EXPERT.fullmatch(module)
+        whole = found and self._tensors.get(f"{found['owner']}.{found['kind']}.weight")
+        if not found or not whole:
+            return None
+        count, *shape = whole.shape
+        size = whole.num_bytes // count
+        start = whole.start + int(found["index"]) * size
+        return StoredTensor(whole.kind, shape, start, size)
 
     def _read(self, stored: StoredTensor) -> GroupedWeight:
         rows = self._rows(stored)
@@ -108,7 +121,7 @@ def split_blocks(kind: str, rows: Tensor) -> GroupedWeight | None:
     size, split = _TYPES[kind]
     bits, *parts = split(rows.reshape(-1, size))
     codes, scales, minima = (part.reshape(len(rows), -1) for part in parts)
-    return GroupedWeight(codes.shape[1], bits, codes, scales, minima)
+    return GroupedWeight(codes.shape[1], bits, codes, scales, minima, kind == _FLOATS)
 
 
 def _half(blocks: Tensor, start: int) -> Tensor:
@@ -176,6 +189,10 @@ def _q5_k(blocks: Tensor) -> _Parts:
     return 8, _k_nibbles(blocks[:, 48:]) | fifth << 4, *_k_scales(blocks)
 
 
+def _mxfp4(blocks: Tensor) -> _Parts:
+    return 4, _nibbles(blocks[:, 1:]), *float_scales(blocks[:, :1])
+
+
 _TYPES: Final[dict[str, tuple[int, Callable[[Tensor], _Parts]]]] = {
     "Q4_0": (18, _q4_0),
     "Q4_1": (20, _q4_1),
@@ -184,5 +201,6 @@ _TYPES: Final[dict[str, tuple[int, Callable[[Tensor], _Parts]]]] = {
     "Q8_0": (34, _q8_0),
     "Q4_K": (144, _q4_k),
     "Q5_K": (176, _q5_k),
+    _FLOATS: (17, _mxfp4),
 }
 """Bytes of a block, and what takes it apart."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -13,9 +14,10 @@ import torch
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from engine.api import EngineError, UnsupportedModel
+from engine.api import UnsupportedModel
 from engine.config import EngineConfig
 from engine.model.load import _paged_logits, load_model
+from engine.model.original import load_original
 from kernels.native import library
 from tests.engine.model.checkpoints import packers
 from tests.engine.model.checkpoints.packers import Quantized, quantize, rewrite, write_options
@@ -159,11 +161,14 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "layers apart": (gptq(4, 32, dynamic={"-:lm_head": {}}), "gptq.*dynamic"),
     "awq for gemv": (awq(32, version="gemv"), "awq.*layout is gemv"),
     "awq without zero points": (awq(32, zero_point=False), "awq.*no zero points"),
-    "fp8": ({"quant_method": "fp8"}, "quantized by fp8 are not supported"),
+    "fp8 with experts in fp4": (
+        {"quant_method": "fp8", "expert_dtype": "fp4"},
+        "quantized by fp8 are not supported: experts are in fp4",
+    ),
     "bitsandbytes": ({"quant_method": "bitsandbytes"}, "quantized by bitsandbytes"),
-    "compressed fp8": (
-        compressed("float-quantized", {"num_bits": 8, "type": "float"}),
-        "compressed-tensors.*format is float-quantized",
+    "compressed fp4": (
+        compressed("nvfp4-pack-quantized", {"num_bits": 4, "type": "float"}),
+        "compressed-tensors.*format is nvfp4-pack-quantized",
     ),
     "fp4 in packed weights": (
         compressed("pack-quantized", {"num_bits": 4, "type": "float"}),
@@ -218,14 +223,21 @@ def test_a_checkpoint_without_a_weight_is_refused_by_its_name(tmp_path: Path) ->
         load_model(config_of(tmp_path))
 
 
-def test_codes_have_no_products_where_nothing_multiplies_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_codes_are_widened_where_nothing_multiplies_them(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = CASES["gptq"]
     save_model("apertus", tmp_path)
     rewrite(tmp_path, found.options, found.rounded, found.packed)
-    with pytest.raises(EngineError, match="quantize: not for this model: Apertus"):
-        load_model(config_of(tmp_path))
-    monkeypatch.setattr("engine.model.load.choose_device", lambda _: torch.device("cuda"))
-    with pytest.raises(EngineError, match=r"quantize: weights quantized by gptq.*GPU.*'none'"):
-        load_model(config_of(tmp_path))
+    with caplog.at_level(logging.INFO):
+        model = load_model(config_of(tmp_path))
+    assert model.weights.quantized_by is None
+    assert "nothing multiplies codes in layers that are not fused: Apertus" in caplog.text
+    assert "quantized by gptq are widened to float32" in caplog.text
+    caplog.clear()
+    # Another device than a CPU, on which nothing is computed.
+    monkeypatch.setattr("engine.model.original.EagerDecoder", lambda model, _: model)
+    with caplog.at_level(logging.INFO):
+        on_gpu = load_original(config_of(tmp_path), torch.device("meta"))
+    assert on_gpu.quantized_by is None
+    assert "quantized by gptq are widened to float32" in caplog.text
