@@ -217,6 +217,10 @@ class Experts(Protocol):
     num_experts: int
     nbytes: int
     """Memory of weights, scales and biases of all."""
+    uses: Tensor
+    """What calls have counted, int64 [num_experts + 2], on the device: the tokens of each expert,
+    then the experts of whom some were, whose weights were read, and the calls. One of very many
+    tokens reads them several times, and counts as so many."""
 
     def __call__(self, x: Tensor, chosen: Tensor, shares: Tensor) -> Tensor:
         """The sum of what a token's experts make of it, each times its share.

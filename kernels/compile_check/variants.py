@@ -280,7 +280,7 @@ def _experts(name: str, dtype: torch.dtype) -> Iterator[Variant]:
 
 def _routing(name: str, chosen: Routing) -> Iterator[Variant]:
     """Of any type of model: routers' results are float32."""
-    types = {"chosen_ptr": "*i32", "order_ptr": "*i32", "blocks_ptr": "*i32"}
+    types = {"chosen_ptr": "*i32", "order_ptr": "*i32", "blocks_ptr": "*i32", "uses_ptr": "*i64"}
     types |= dict.fromkeys(("least_sum", "margin"), "fp32")
     constants = routing.constants(chosen)
     if chosen.correction is None:

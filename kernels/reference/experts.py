@@ -97,15 +97,24 @@ class _Experts:
     def __init__(self, networks: Sequence[Dense], activation: Activation) -> None:
         self.num_experts = len(networks)
         self.nbytes = sum(one.gate_up.nbytes + one.down.nbytes for one in networks)
+        self.uses = torch.zeros(self.num_experts + 2, dtype=torch.int64)
         self._networks, self._activation = networks, activation
 
     def __call__(self, x: Tensor, chosen: Tensor, shares: Tensor) -> Tensor:
         """See `kernels.types.Experts`."""
         mixed = x.new_zeros((chosen.numel(), x.shape[1]), dtype=torch.float32)
         flat = chosen.flatten()
-        for expert in sorted(set(flat.tolist())):
+        experts = flat.tolist()
+        self._count(experts)
+        for expert in sorted(set(experts)):
             places = (flat == expert).nonzero().squeeze(1)
             network = self._networks[expert]
             hidden = gate(network.gate_up(x[places // chosen.shape[1]]), self._activation)
             mixed[places] = network.down(hidden).float()
         return (mixed.view(*chosen.shape, x.shape[1]) * shares[..., None]).sum(1).to(x.dtype)
+
+    def _count(self, experts: Sequence[int]) -> None:
+        uses = self.uses.numpy()
+        for expert in experts:
+            uses[expert] += 1
+        uses[-2:] += len(set(experts)), 1

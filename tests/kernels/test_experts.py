@@ -247,6 +247,17 @@ def test_experts_keep_their_own_weights_and_say_how_large_they_are(backend: Back
     assert (experts.num_experts, experts.nbytes) == (6, 6 * 2 * 3 * 64 * 32)
 
 
+@ON_EACH
+def test_experts_count_their_tokens_and_how_often_they_are_read(backend: Backend) -> None:
+    experts = Networks().packed(backend)
+    (first, shares), (second, _) = choices(9, 4, 2), choices(2, 6, 2, seed=6)
+    for chosen in (first, second):
+        experts(drawn(len(chosen), 64), chosen, shares[: len(chosen)])
+    tokens = torch.cat([first, second]).flatten().bincount(minlength=6).tolist()
+    read = len(first.unique()) + len(second.unique())
+    assert experts.uses.tolist() == [*tokens, read, 2]
+
+
 @pytest.mark.skipif(not library.available(), reason="kernels/native is not built")
 def test_inputs_that_do_not_fit_are_refused() -> None:
     experts, (chosen, shares) = Networks().packed(), choices(2, 6, 2)

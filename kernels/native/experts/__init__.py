@@ -22,7 +22,7 @@ _SCORES: dict[Scores, int] = {"softmax": 0, "sigmoid": 1, "softmax_near_best": 2
 _ROUTING = Struct("=7q3d")
 """`pw_routing` of `experts.h`, field by field."""
 
-_EXPERTS = Struct("=4q")
+_EXPERTS = Struct("=5q")
 """`pw_experts`."""
 
 _MIXING = Struct("=5q3q")
@@ -107,8 +107,9 @@ class PackedExperts:
         self.nbytes = sum(product.nbytes for product in (*into, *back))
         self._products = into, back  # their memory must outlive the addresses
         self._addresses = [_addresses(products) for products in self._products]
+        self.uses = torch.zeros(self.num_experts + 2, dtype=torch.int64)
         places = map(ctypes.addressof, self._addresses)
-        numbers = (self.num_experts, ACTIVATIONS[activation])
+        numbers = (self.num_experts, ACTIVATIONS[activation], self.uses.data_ptr())
         self._description = ctypes.create_string_buffer(_EXPERTS.pack(*places, *numbers))
         self.address = ctypes.addressof(self._description)
         """Of the `pw_experts`."""

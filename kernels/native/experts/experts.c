@@ -57,7 +57,8 @@ static void take_memory(mixture *mix) {
     mix->results = (float *)(memory + results);
 }
 
-/* A run of rows for each expert that is chosen, as `ends` counts them; then that says where each begins. */
+/* A run of rows for each expert that is chosen, as `ends` counts them; then that says where each begins.
+ * Rows and runs are counted for good as well. */
 static void form_runs(mixture *mix) {
     const pw_experts *experts = mix->call.experts;
     int64_t row = 0;
@@ -66,11 +67,14 @@ static void form_runs(mixture *mix) {
         const int64_t rows = mix->ends[expert];
         mix->ends[expert] = row;
         row += rows;
+        experts->uses[expert] += rows;
         if (rows > 0) {
             mix->into[mix->num_runs] = (pw_linear_run){experts->gate_up[expert], rows};
             mix->back[mix->num_runs++] = (pw_linear_run){experts->down[expert], rows};
         }
     }
+    experts->uses[experts->num_experts] += mix->num_runs;
+    experts->uses[experts->num_experts + 1]++;
 }
 
 /* Sorts the pairs by expert, those of one in the order of their tokens. */

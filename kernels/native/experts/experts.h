@@ -21,6 +21,7 @@ typedef struct {
 typedef struct {
     const pw_linear_weights *const *gate_up, *const *down;
     int64_t num_experts, activation;
+    int64_t *uses; /* [num_experts + 2]: see kernels.types.Experts */
 } pw_experts;
 
 typedef struct {

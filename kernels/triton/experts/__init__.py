@@ -60,6 +60,7 @@ class _Experts:
     ) -> None:
         self.num_experts = len(weights[0])
         self.nbytes = sum(part.nbytes for part in (*weights, *biases) if part is not None)
+        self.uses = weights[0].new_zeros(self.num_experts + 2, dtype=torch.int64)
         self._gate_up, self._down = zip(weights, biases, strict=True)
         self._activation = activation
         self._batch_invariant = batch_invariant
@@ -71,7 +72,7 @@ class _Experts:
         """
         mean = chosen.numel() / self.num_experts
         tile = tile_for(mean, x.dtype, batch_invariant=self._batch_invariant)
-        rows = sort_rows(chosen, self.num_experts, tile.rows)
+        rows = sort_rows(chosen, self.uses, tile.rows)
         hidden = multiply(x, *self._gate_up, rows, tile, per_token=chosen.shape[1])
         hidden = gate(hidden, self._activation)
         parts = multiply(hidden, *self._down, rows, tile, dtype=torch.float32)

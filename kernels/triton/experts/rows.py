@@ -27,15 +27,19 @@ class SortedRows(NamedTuple):
     Of those that are not needed the end is not behind the first row."""
 
 
-def sort_rows(chosen: Tensor, num_experts: int, block_rows: int) -> SortedRows:
-    """`chosen` is int32 [tokens, experts of a token], contiguous; a block has `block_rows` rows."""
-    num_rows = chosen.numel()
+def sort_rows(chosen: Tensor, uses: Tensor, block_rows: int) -> SortedRows:
+    """`chosen` is int32 [tokens, experts of a token], contiguous; a block has `block_rows` rows.
+
+    Counts in `uses`, as `kernels.types.Experts` has it.
+    """
+    num_rows, num_experts = chosen.numel(), len(uses) - 2
     num_blocks = most_blocks(num_rows, num_experts, block_rows)
     rows = SortedRows(chosen.new_empty(num_rows), chosen.new_empty((3, num_blocks)))
     with torch.cuda.device(chosen.get_device()):  # Triton launches on the current device
         sort_by_expert[(num_experts,)](
             rows.order,
             rows.blocks,
+            uses,
             chosen,
             num_rows,
             num_blocks,
@@ -56,6 +60,7 @@ def most_blocks(num_rows: int, num_experts: int, block_rows: int) -> int:
 def sort_by_expert(
     order_ptr,
     blocks_ptr,
+    uses_ptr,
     chosen_ptr,
     num_rows,
     num_blocks,
@@ -75,6 +80,12 @@ def sort_by_expert(
         counts += tl.histogram(chosen, BINS, mask=inside)
     first_row = tl.sum(tl.where(experts < own, counts, 0))
     end_row = first_row + tl.sum(tl.where(experts == own, counts, 0))
+
+    tl.store(uses_ptr + own, tl.load(uses_ptr + own) + end_row - first_row)
+    if own == 0:
+        behind = uses_ptr + NUM_EXPERTS
+        tl.store(behind, tl.load(behind) + tl.sum((counts > 0).to(tl.int32)))
+        tl.store(behind + 1, tl.load(behind + 1) + 1)
 
     place = first_row
     for start in range(0, num_rows, TILE):

@@ -182,11 +182,14 @@ def expert_error(case: Case, device: torch.device) -> tuple[float, bool | None]:
 
 
 def sorted_once(device: torch.device) -> bool:
-    """Whether blocks have each row once, with its expert, in order, and all are of experts."""
+    """Whether blocks have each row once, with its expert, in order, and all are of experts; and
+    whether rows are counted.
+    """
     from kernels.triton.experts.rows import TILE, sort_rows
 
     chosen = torch.randint(1, 5, (TILE, 2), dtype=torch.int32)
-    rows = sort_rows(chosen.to(device), 7, 16)
+    uses = torch.zeros(7 + 2, dtype=torch.int64, device=device)
+    rows = sort_rows(chosen.to(device), uses, 16)
     seen = []
     for expert, first, end in rows.blocks.cpu().T.tolist():
         numbers = rows.order[first:end].cpu()
@@ -195,6 +198,8 @@ def sorted_once(device: torch.device) -> bool:
         if not (chosen.flatten()[numbers] == expert).all():
             return False
         seen += numbers.tolist()
+    if uses.tolist() != [*chosen.flatten().bincount(minlength=7).tolist(), 4, 1]:
+        return False
     return seen == chosen.flatten().argsort(stable=True).tolist()
 
 
