@@ -1,5 +1,8 @@
 """Measures, at start, what `engine.schedule.swap_or_recompute` predicts from: copies and forward
-passes."""
+passes.
+
+Tokens are different ones: each reads experts of its own, where a model has some.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +18,7 @@ import torch
 from engine.batch.batch import pack
 from engine.draft.worth import RowCosts
 from engine.model.layers.paged_model import PagedModel
+from engine.model.self_check import sample
 from engine.model.step_size import CPU_STEP, cpu_tokens
 from engine.schedule.swap_or_recompute import ComputeCost, CopyCost, CostModel
 
@@ -96,9 +100,14 @@ def calibrate_rows(
 
 def _rows_seconds(model: PagedModel, count: int, context: int) -> float:
     """Time a forward pass over `count` tokens, each in a row of its own, behind a context."""
-    parts = [([0] * context, context - 1, 1, _pages(model, context))] * count
+    pages, context_ids = _pages(model, context), [0] * (context - 1)
+    parts = [([*context_ids, token], context - 1, 1, pages) for token in _tokens(model, count)]
     batch = pack(parts, range(count), model.block_size, model.device)
     return _fastest(model, lambda: model.forward(batch))
+
+
+def _tokens(model: PagedModel, count: int) -> list[int]:
+    return sample(model.weights.config.vocab_size, count)
 
 
 def _pages(model: PagedModel, num_tokens: int) -> npt.NDArray[np.int32]:
@@ -147,7 +156,8 @@ def _compute_cost(model: PagedModel, step_tokens: int, max_context_tokens: int) 
 
 def _pass_seconds(model: PagedModel, start: int, count: int) -> float:
     """Time a forward pass over `count` tokens behind a context of `start`."""
-    parts = [([0] * (start + count), start, count, _pages(model, start + count))]
+    ids = [0] * start + _tokens(model, count)
+    parts = [(ids, start, count, _pages(model, start + count))]
     batch = pack(parts, [count - 1], model.block_size, model.device)
     return _fastest(model, lambda: model.forward(batch))
 

@@ -30,9 +30,9 @@ TOLERANCE = 1e-4
 """Relative error of logits in float32. Those of models with nothing in common differ by 1.4."""
 
 
-def sample(vocab_size: int) -> list[int]:
-    """Tokens of a short sequence."""
-    return torch.arange(SAMPLE_TOKENS).mul(7919).add(11).remainder(vocab_size).tolist()
+def sample(vocab_size: int, num_tokens: int = SAMPLE_TOKENS) -> list[int]:
+    """Tokens of a short sequence, or of so many: as different as they can be."""
+    return torch.arange(num_tokens).mul(7919).add(11).remainder(vocab_size).tolist()
 
 
 def in_parts(

@@ -13,7 +13,7 @@ columns that none of its sequences has reached, and the device spreads them.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -21,6 +21,7 @@ from torch import Tensor
 
 from engine.batch.batch import Batch
 from engine.batch.staging import Array, num_bytes, refill, views
+from engine.model.self_check import sample
 from engine.run.graphs.padding import Padder, tensors_of, with_tensors
 from engine.run.graphs.recording import DeviceMemory, Graphs, Record, Recording
 
@@ -113,10 +114,13 @@ class DecodeGraphs(Graphs):
 
     def replay_smallest(self, num_rows: int = 1) -> None:
         """Compute a decode step of nothing, of so many rows or the next larger number that is
-        recorded, or of the largest one: for measurements, with at least one graph.
+        recorded, or of the largest one: for measurements, with at least one graph. Tokens are
+        different ones, which read experts of their own.
         """
         rows = self._size_for(num_rows) or self.sizes[-1]
-        self._replay(rows, self._padder.nothing(rows), lambda _: None)
+        tokens = torch.tensor(sample(self._logits.shape[1], rows))
+        nothing = replace(self._padder.nothing(rows), token_ids=tokens)
+        self._replay(rows, nothing, lambda _: None)
 
     def run(self, batch: Batch, complete: Callable[[Tensor], None]) -> tuple[Batch, Tensor] | None:
         """Compute a batch that lies in the host's memory; `None` if no graph can do that.

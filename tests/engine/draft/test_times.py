@@ -184,6 +184,22 @@ def test_drafts_that_cost_more_than_was_measured_cost_next_to_nothing(
     assert speedup(dear, right, num_sequences) > 0.95
 
 
+def test_drafts_grow_shorter_where_each_row_reads_experts_of_its_own() -> None:
+    """Which no measurement at start has told."""
+
+    def drafted(row: float) -> int:
+        core = simulated_core(200, 16, 256, 64, drafter=Seer(random.Random(2), 0.7), row_costs=HERE)
+        counts = [0]
+        for _ in range(2):  # what rows cost is known in the second one
+            seconds_of(core, lambda alone, count: CURVE[alone] + count * row, 1)
+            counts.append(core.stats().drafted_tokens)
+        return counts[2] - counts[1]
+
+    cheap, dear, hopeless = drafted(0.3), drafted(2.0), drafted(8.6)
+    assert cheap > 1.3 * dear
+    assert dear > 5 * hopeless
+
+
 def test_drafts_that_cost_less_than_was_measured_are_used_the_more() -> None:
     def as_measured(alone: int, count: int) -> float:
         return CURVE[alone + count]
