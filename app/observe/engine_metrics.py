@@ -15,6 +15,9 @@ _NAMES: Final[Mapping[str, tuple[str, str]]] = {
     "cached_tokens": ("prefix_cache_hits", "Tokens of prompts that were found in the cache."),
     "drafted_tokens": ("spec_decode_num_draft_tokens", "Guesses that were verified."),
     "accepted_tokens": ("spec_decode_num_accepted_tokens", "Guesses that were right."),
+    "expert_passes": ("expert_passes", "Layers of experts that steps have computed."),
+    "experts_read": ("experts_read", "Experts whose weights these layers have read."),
+    "expert_rows": ("expert_rows", "Tokens in these layers, once for each of their experts."),
 }
 """Counters that dashboards know by other names."""
 _LABELLED: Final = (
@@ -24,6 +27,8 @@ _LABELLED: Final = (
     "compute_seconds",
     "commit_seconds",
 )
+_OF_EXPERTS: Final = ("expert_passes", "experts_read", "expert_rows")
+"""There only where a model has some, and something counts them."""
 _PARTS: Final = ("plan", "compute", "commit")
 
 
@@ -70,7 +75,8 @@ class EngineMetrics(Collector):
             seconds.add_metric((part,), count[f"{part}_seconds"])
         yield seconds
         for name in COUNTERS:
-            if name not in _LABELLED:
+            is_counted = name not in _OF_EXPERTS or stats.num_experts > 0
+            if name not in _LABELLED and is_counted:
                 shown, meaning = _NAMES.get(name, (f"engine_{name}", name.replace("_", " ")))
                 yield CounterMetricFamily(f"partywall_{shown}", meaning, count[name])
 
@@ -102,6 +108,11 @@ def _gauges(stats: EngineStats) -> Iterator[Metric]:
         ("kept_bytes", "Bytes of blocks on disk, kept over a restart.", stats.kept_bytes),
     ):
         yield _gauge(name, meaning, value)
+    if stats.num_experts:
+        yield _gauge("experts", "Experts of a layer.", stats.num_experts)
+    if stats.expert_imbalance is not None:
+        meaning = "Tokens of a layer's busiest expert by the mean of all, lately."
+        yield _gauge("expert_imbalance", meaning, stats.expert_imbalance)
 
 
 def _gauge(name: str, documentation: str, value: float) -> GaugeMetricFamily:

@@ -126,6 +126,12 @@ class EngineCounters(msgspec.Struct, frozen=True, kw_only=True):
     """Guesses that were verified, several in a step."""
     accepted_tokens: int = 0
     """Of these: the ones that were right."""
+    expert_passes: int = 0
+    """Layers of experts that steps have computed; one of very many tokens counts several times."""
+    experts_read: int = 0
+    """In these: the experts that had tokens, whose weights were read."""
+    expert_rows: int = 0
+    """And their tokens, each once for each of its experts."""
     forks: int
     """Sequences that began as others of their request, in the same blocks."""
     copied_blocks: int
@@ -170,6 +176,12 @@ class EngineStats(EngineCounters, frozen=True, kw_only=True):
     kept_files: int = 0
     """On disk, with blocks that are kept over a restart."""
     kept_bytes: int = 0
+    num_experts: int = 0
+    """Of a layer; 0 where nothing counts what they do: there are none, or the model's own modules
+    compute."""
+    expert_imbalance: float | None = None
+    """How many tokens the busiest expert of a layer had lately, by the mean of all; the mean over
+    layers. `None` until they have had enough."""
     tenants: dict[str, TenantStats] = {}
     reuse: list[ReusePoint] = []
     """By size of the pool, smaller and larger ones than it is."""

@@ -56,6 +56,8 @@ def make_core(parts: Parts) -> EngineCore:
     runner, graphs = make_runner(parts, followers)
     guesses = parts.config.speculation != "off"
     row_costs = _row_costs(parts, graphs) if guesses else FREE_ROWS
+    if runner.experts is not None:
+        runner.experts.begin()
     drafter = make_drafter(parts, followers)
     grammars = None if parts.vocabulary is None else Grammars(parts.vocabulary)
     return EngineCore(

@@ -20,6 +20,7 @@ from engine.model.errors import attempt
 from engine.model.layers.paged_model import PagedModel
 from engine.run.copies import BlockCopies, Queues
 from engine.run.device_counts import Counts, token_counts
+from engine.run.expert_use import expert_use
 from engine.run.graphs.decode import DecodeGraphs
 from engine.run.graphs.padding import tensors_of, with_tensors
 from engine.run.graphs.pieces import PieceGraphs
@@ -93,6 +94,8 @@ class ModelRunner:
         self._masks = masks
         self._drawn: dict[Sequence, int] = {}
         """Of the last step: the row in which a sequence has drawn."""
+        self.experts = expert_use(model)
+        """`None` where nothing counts them."""
         self._counts: Counts = token_counts(model.device)
         self._draws: Draws | None = None
         """Of the last step."""

@@ -18,6 +18,9 @@ def engine_stats(
     pool, transfers = tiers.pool, tiers.transfers
     leases, tenants = pool.leases.totals(), _tenant_stats(scheduler)
     counts["spared_keys"] = getattr(runner, "num_spared_keys", 0)  # of who groups sequences
+    experts = getattr(runner, "experts", None)  # of who counts them
+    if experts is not None:
+        counts |= experts.figures()
     if speculation is not None:
         counts["drafted_tokens"] = speculation.num_drafted
         counts["accepted_tokens"] = speculation.num_accepted

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import yaml
+from msgspec import structs
 
 from app.observe.metrics import Metrics
 from engine.client import ROUTED_BY, FleetFigures, ReplicaFigures
@@ -43,7 +44,8 @@ FLEET = FleetFigures(
 def told_metrics() -> Metrics:
     """Those of a service that has told all that it may."""
     metrics = Metrics()
-    metrics.engine.observe(simulated_core().stats())
+    said = simulated_core().stats()
+    metrics.engine.observe(structs.replace(said, num_experts=8, expert_imbalance=1.5))
     metrics.fleet.observe(FLEET)
     metrics.traffic.count_answer("acme", 5, 2, 3, "stop")
     metrics.traffic.count_prompt("acme/law", 5, 2)

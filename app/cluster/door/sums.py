@@ -21,7 +21,7 @@ def sum_of(stats: Sequence[EngineStats]) -> EngineStats:
     """One engine as large as all of them, at least one.
 
     Of what is left to compute, and of what is computed in a second, it says the mean: a request
-    meets one replica.
+    meets one replica. Of experts it says those of one, and how unevenly they are used at worst.
     """
     total = reduce(_added, stats)
     return msgspec.structs.replace(
@@ -75,7 +75,14 @@ def _added(one: EngineStats, other: EngineStats) -> EngineStats:
     for name, stats in other.tenants.items():
         tenants[name] = _numbers_added(tenants[name], stats) if name in tenants else stats
     total = _numbers_added(one, other)
-    return msgspec.structs.replace(total, tenants=tenants, reuse=_curve(one, other))
+    imbalances = [said.expert_imbalance for said in (one, other)]
+    return msgspec.structs.replace(
+        total,
+        tenants=tenants,
+        reuse=_curve(one, other),
+        num_experts=max(one.num_experts, other.num_experts),
+        expert_imbalance=max((known for known in imbalances if known is not None), default=None),
+    )
 
 
 def _numbers_added(one: _Stats, other: _Stats) -> _Stats:

@@ -28,6 +28,7 @@ from kernels.layers import add_rms_norm, gate, rotate_and_write, stack
 from kernels.types import (
     AttentionBatch,
     Dense,
+    Experts,
     LayerCaches,
     LayerOptions,
     Mixture,
@@ -70,6 +71,12 @@ class FusedDecoder:
         self._shard = shard
         self._stack = None if shard is not None else stack(self._layers, self._activation)
         release(description.embedding)
+
+    @property
+    def experts(self) -> list[Experts]:
+        """Of each layer that has some."""
+        networks = [layer.network for layer in self._layers]
+        return [one.experts for one in networks if isinstance(one, Mixture)]
 
     def forward(self, batch: Batch, caches: LayerCaches) -> Tensor:
         """See `EagerDecoder`."""

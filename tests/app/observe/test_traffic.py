@@ -108,7 +108,7 @@ def counters(metrics: EngineMetrics) -> dict[str, float]:
 def stats(engine: str, factor: int) -> EngineStats:
     values = {name: factor * (1 + number) for number, name in enumerate(COUNTERS)}
     values["preemptions"] = 2 * values["recomputed"]
-    return structs.replace(simulated_core().stats(), engine=engine, **values)
+    return structs.replace(simulated_core().stats(), engine=engine, num_experts=8, **values)
 
 
 def test_counters_go_on_growing_when_the_engine_starts_again() -> None:
@@ -124,6 +124,18 @@ def test_counters_go_on_growing_when_the_engine_starts_again() -> None:
     assert counters(metrics) == pytest.approx({name: 1.5 * one for name, one in first.items()})
     metrics.observe(stats("c", 6))  # that has done more meanwhile than the one before
     assert counters(metrics) == pytest.approx({name: 2.1 * one for name, one in first.items()})
+
+
+def test_experts_have_no_metrics_where_there_are_none() -> None:
+    metrics = EngineMetrics()
+    metrics.observe(simulated_core().stats())
+    assert not [family.name for family in metrics.collect() if "expert" in family.name]
+    said = structs.replace(simulated_core().stats(), num_experts=8)
+    metrics.observe(said)
+    assert "partywall_expert_imbalance" not in {one.name for one in metrics.collect()}
+    metrics.observe(structs.replace(said, expert_imbalance=2.5))
+    shown = {one.name: one.samples[0].value for one in metrics.collect() if one.samples}
+    assert (shown["partywall_experts"], shown["partywall_expert_imbalance"]) == (8, 2.5)
 
 
 def test_every_counter_of_the_engine_s_is_shown() -> None:

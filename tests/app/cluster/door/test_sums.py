@@ -26,6 +26,16 @@ def test_numbers_are_added_also_by_tenant() -> None:
     assert sum_of([one]) == one
 
 
+def test_experts_are_those_of_one_and_as_uneven_as_they_are_anywhere() -> None:
+    stats = structs.replace(simulated_core().stats(), num_experts=8, experts_read=5)
+    unknown, even, uneven = (
+        structs.replace(stats, expert_imbalance=value) for value in (None, 1.2, 3.0)
+    )
+    total = sum_of([unknown, uneven, even])
+    assert (total.num_experts, total.expert_imbalance, total.experts_read) == (8, 3.0, 15)
+    assert sum_of([unknown, unknown]).expert_imbalance is None
+
+
 def test_the_curves_of_pools_are_one_of_all() -> None:
     stats = simulated_core(num_blocks=64).stats()
     one = structs.replace(stats, prompt_tokens=300, reuse=[ReusePoint(10, 0.2)])
