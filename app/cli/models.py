@@ -104,10 +104,12 @@ def _sizes(shape: ModelShape | None) -> dict[str, int | None]:
     from app.models.sizes import WEIGHT_BITS
 
     if shape is None:
-        return dict.fromkeys(("parameters", *map(_bytes_of, WEIGHT_BITS), "kv_token_bytes"))
+        names = *map(_bytes_of, WEIGHT_BITS), *map(_active_of, WEIGHT_BITS)
+        return dict.fromkeys(("parameters", *names, "kv_token_bytes"))
     return {
         "parameters": shape.parameters,
         **{_bytes_of(kind): shape.weight_bytes(kind) for kind in WEIGHT_BITS},
+        **{_active_of(kind): shape.active_bytes(kind) for kind in WEIGHT_BITS},
         "kv_token_bytes": shape.kv_token_bytes,
     }
 
@@ -116,13 +118,22 @@ def _bytes_of(kind: str) -> str:
     return f"{kind}_bytes"
 
 
+def _active_of(kind: str) -> str:
+    """What a token reads of them."""
+    return f"{kind}_active_bytes"
+
+
 def _row(document: dict[str, Any]) -> dict[str, object]:
-    """The same for people."""
-    return {
+    """The same for people, who are told what a token reads with the weights that fit."""
+    from app.models.sizes import WEIGHT_BITS
+
+    kind = document["fits"] if document["fits"] in WEIGHT_BITS else "bfloat16"
+    row = {
         name.removesuffix("_bytes"): _text(value) if name.endswith("_bytes") else value
         for name, value in document.items()
-        if name != "parameters"
+        if name != "parameters" and not name.endswith("_active_bytes")
     }
+    return {**row, "active": _text(document[_active_of(kind)])}
 
 
 def _text(size: int | None) -> str | None:

@@ -6,13 +6,12 @@ These are stronger than the default one, may be used freely, and are served as t
 from __future__ import annotations
 
 import json
-import math
 from dataclasses import dataclass
 from operator import index
 from pathlib import Path
 from typing import Any
 
-from engine.model.weights import GGUF_INDEX
+from app.models.stored import StoredWeight, stored_tensors
 
 WEIGHT_BITS = {"bfloat16": 16.0, "int8": 8.25, "int4": 5.0}
 """Of a weight in the products of a layer, by `--quantize`, with its part of the scales; in 4 bits a
@@ -20,12 +19,30 @@ scale and a minimum for each 32."""
 _FEWEST_HEAD_BITS = WEIGHT_BITS["int8"]
 _TABLE_BITS = 16.0
 _KV_BYTES = 2
-_MOST_HEADER_BYTES = 100_000_000
-"""As the format has it."""
+_TABLES = ("embed_tokens.weight", "lm_head.weight")
+_NUM_EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
+_PER_TOKEN = ("num_experts_per_tok", "num_experts_per_token", "moe_k", "moe_topk")
+"""What configurations call them."""
 _CHAT_TOKENS = 8192
 """What a KV cache should hold: below it, chats end early."""
 BESIDE_BYTES = 450 << 20
 """That service and engine take beside weights and KV cache: 0.7 GiB with the default model's."""
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """A part of a model's parameters."""
+
+    count: int = 0
+    fixed: int = 0
+    """Of these, those that take the same whatever the others are quantized to: codes of a
+    checkpoint, which stay, and routers, which are exact."""
+    fixed_bits: float = 0.0
+    """Of those, together."""
+
+    def bits_in(self, bits: float) -> float:
+        """In memory, with so many for each of the others."""
+        return (self.count - self.fixed) * bits + self.fixed_bits
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,13 +57,31 @@ class ModelShape:
     """Whether the head has the embedding's weights."""
     kv_row: int
     """Numbers that a token has in the KV cache: two of each dimension of each head and layer."""
+    experts: Weights = Weights()
+    """Of all layers together: of their parameters those of experts, of which a token goes through
+    some."""
+    active_share: float = 1.0
+    """How many of a layer's experts, by all of them."""
+    coded: Weights = Weights()
+    """In a layer, without experts: those that are packed as they are stored, whatever the kind."""
 
     def weight_bytes(self, kind: str) -> int:
         """Of the weights in memory, where the head has a packed copy of its own of the table."""
+        every = self._read(kind) + self.experts.bits_in(WEIGHT_BITS[kind])
+        return int(every + self.table * _TABLE_BITS) // 8
+
+    def active_bytes(self, kind: str) -> int:
+        """Of those that one token reads: of experts its own ones, of the embedding no more than a
+        row."""
+        experts = self.experts.bits_in(WEIGHT_BITS[kind])
+        return int(self._read(kind) + experts * self.active_share) // 8
+
+    def _read(self, kind: str) -> float:
+        """Bits that every token reads."""
         layers = self.parameters - self.table * (1 if self.is_tied else 2)
+        others = Weights(layers - self.experts.count, self.coded.fixed, self.coded.fixed_bits)
         bits = WEIGHT_BITS[kind]
-        head = max(bits, _FEWEST_HEAD_BITS) * self.table
-        return int(layers * bits + head + self.table * _TABLE_BITS) // 8
+        return others.bits_in(bits) + max(bits, _FEWEST_HEAD_BITS) * self.table
 
     @property
     def kv_token_bytes(self) -> int:
@@ -63,23 +98,29 @@ def shape_of(folder: Path) -> ModelShape | None:
     """The shape of the model in a Hugging Face folder; `None` where its files do not tell it."""
     try:
         config: dict[str, Any] = json.loads((folder / "config.json").read_bytes())
-        if "quantization_config" in config:
-            return None  # codes are fewer than the weights that they stand for
         config = {**config, **config.get("text_config", {})}
         heads, hidden = index(config["num_attention_heads"]), index(config["hidden_size"])
         head_dim = index(config.get("head_dim") or hidden // heads)
         row = head_dim * index(config["num_hidden_layers"]) * 2
-        shapes = _tensor_shapes(folder)
-        is_tied = bool(config.get("tie_word_embeddings")) or "lm_head.weight" not in shapes
+        tensors = stored_tensors(folder, config.get("quantization_config"))
+        is_tied = bool(config.get("tie_word_embeddings")) or all(
+            one.name != "lm_head.weight" for one in tensors
+        )
+        if is_tied:
+            tensors = [one for one in tensors if one.name != "lm_head.weight"]
+        share, count = _experts_of_a_token(config)
+        experts = [one for one in tensors if one.is_of_experts(count)]
+        if experts and count is None:
+            return None
+        others = [one for one in tensors if one not in experts and not one.name.endswith(_TABLES)]
         return ModelShape(
-            parameters=sum(
-                index(math.prod(shape))
-                for name, shape in shapes.items()
-                if not (is_tied and name == "lm_head.weight")
-            ),
+            parameters=sum(one.count for one in tensors),
             table=index(config["vocab_size"]) * hidden,
             is_tied=is_tied,
             kv_row=row * index(config.get("num_key_value_heads") or heads),
+            experts=_together(experts),
+            active_share=share,
+            coded=_together(others),
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError, ArithmeticError):
         return None
@@ -91,21 +132,22 @@ def stored_bytes(folder: Path) -> int:
     return sum(file.stat().st_size for file in files if file.exists())
 
 
-def _tensor_shapes(folder: Path) -> dict[str, list[int]]:
-    """Of all weights, by name. Raises `OSError` or `ValueError` where they cannot be read."""
-    if (folder / GGUF_INDEX).exists():
-        weights = json.loads((folder / GGUF_INDEX).read_bytes())
-        return {name: stored["shape"] for name, stored in weights.items()}
-    shapes: dict[str, list[int]] = {}
-    for path in folder.glob("*.safetensors"):
-        with path.open("rb") as file:
-            size = int.from_bytes(file.read(8), "little")
-            header = json.loads(file.read(min(size, _MOST_HEADER_BYTES)))
-        header.pop("__metadata__", None)
-        shapes |= {name: tensor["shape"] for name, tensor in header.items()}
-    if not shapes:
-        raise ValueError("no weights")
-    return shapes
+def _experts_of_a_token(config: dict[str, Any]) -> tuple[float, int | None]:
+    """Which share of a layer's experts a token goes through, and how many there are."""
+    count, chosen = (
+        next((index(config[name]) for name in names if config.get(name)), None)
+        for names in (_NUM_EXPERTS, _PER_TOKEN)
+    )
+    return (1.0, None) if count is None or chosen is None else (chosen / count, count)
+
+
+def _together(tensors: list[StoredWeight]) -> Weights:
+    fixed = [(one.count, one.bits) for one in tensors if one.bits is not None]
+    return Weights(
+        sum(one.count for one in tensors),
+        sum(count for count, _ in fixed),
+        sum(count * bits for count, bits in fixed),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,20 +160,39 @@ class KnownModel:
 
 
 def _known(
-    name: str, license: str, millions: int, vocab: int, hidden: int, tied: bool, kv: int
+    name: str,
+    license: str,
+    millions: int,
+    vocab: int,
+    hidden: int,
+    tied: bool,
+    kv: int,
+    experts: tuple[int, float] = (0, 1.0),
 ) -> KnownModel:
-    return KnownModel(name, license, ModelShape(millions * 10**6, vocab * hidden, tied, 2 * kv))
+    of_experts, share = experts
+    table, all_experts = vocab * hidden, Weights(of_experts * 10**6)
+    shape = ModelShape(millions * 10**6, table, tied, 2 * kv, all_experts, share)
+    return KnownModel(name, license, shape)
 
 
 # Parameters in millions, vocabulary, hidden size, whether the head is tied, and layers times KV
-# heads times their dimensions: from the configurations on the hub.
+# heads times their dimensions: from the configurations on the hub. Of experts: their parameters in
+# millions, and the part of them that a token goes through.
 KNOWN = (
     _known("HuggingFaceTB/SmolLM2-360M-Instruct", "Apache 2.0", 362, 49152, 960, True, 32 * 5 * 64),
     _known("Qwen/Qwen3-0.6B", "Apache 2.0", 596, 151936, 1024, True, 28 * 8 * 128),
     _known("Qwen/Qwen3-1.7B", "Apache 2.0", 1721, 151936, 2048, True, 28 * 8 * 128),
     _known("Qwen/Qwen3-4B-Instruct-2507", "Apache 2.0", 4022, 151936, 2560, True, 36 * 8 * 128),
+    _known(
+        *("allenai/OLMoE-1B-7B-0924-Instruct", "Apache 2.0", 6919, 50304, 2048, False),
+        *(16 * 16 * 128, (6442, 8 / 64)),
+    ),
     _known("Qwen/Qwen3-8B", "Apache 2.0", 8191, 151936, 4096, False, 36 * 8 * 128),
     _known("Qwen/Qwen3-14B", "Apache 2.0", 14768, 151936, 5120, False, 40 * 8 * 128),
+    _known(
+        *("Qwen/Qwen3-30B-A3B-Instruct-2507", "Apache 2.0", 30532, 151936, 2048, False),
+        *(48 * 4 * 128, (28991, 8 / 128)),
+    ),
     _known("Qwen/Qwen3-32B", "Apache 2.0", 32762, 151936, 5120, False, 64 * 8 * 128),
 )
 """Ascending by size."""

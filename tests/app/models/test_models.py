@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from huggingface_hub import constants
+from safetensors.torch import save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 from typer.testing import CliRunner
 
@@ -21,6 +22,7 @@ from app.settings import Settings
 from engine.model.weights import DEFAULT_MODEL, GGUF_INDEX, GGUF_LINK
 
 GIB = 1 << 30
+ROUTERS = ("gate.weight", "router.weight", "router.layer.weight")
 
 
 def save(folder: Path, tied: bool = True, **fields: object) -> None:
@@ -53,6 +55,81 @@ def test_the_size_of_a_model_is_that_of_its_weights(tmp_path: Path, tied: bool) 
     assert shape.weight_bytes("bfloat16") == 2 * shape.parameters + own_head
     assert shape.weight_bytes("int4") < shape.weight_bytes("int8") < shape.weight_bytes("bfloat16")
     assert stored_bytes(tmp_path) >= 2 * shape.parameters
+    embedding = 2 * 3200
+    for kind in ("bfloat16", "int8", "int4"):
+        assert shape.active_bytes(kind) == shape.weight_bytes(kind) - embedding
+
+
+@pytest.mark.parametrize("family", ["qwen3_moe", "gpt_oss", "granitemoe", "glm4_moe"])
+def test_a_token_reads_its_own_experts_alone(family: str, tmp_path: Path) -> None:
+    config = AutoConfig.for_model(
+        family, vocab_size=100, hidden_size=32, intermediate_size=48, moe_intermediate_size=16,
+        num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2, head_dim=8,
+        num_experts=8, num_local_experts=8, n_routed_experts=8, num_experts_per_tok=2,
+        n_group=1, topk_group=1, tie_word_embeddings=False, pad_token_id=0,
+    )  # fmt: skip
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+    model.save_pretrained(tmp_path)
+    shape = shape_of(tmp_path)
+    assert shape is not None
+    sizes = {name: one.numel() for name, one in model.state_dict().items()}
+    experts = sum(
+        size
+        for name, size in sizes.items()
+        if ".experts." in name or ".input_linear" in name or ".output_linear" in name
+    )
+    routers = sum(size for name, size in sizes.items() if name.endswith(ROUTERS))
+    assert experts
+    assert routers
+    assert (shape.parameters, shape.experts.count) == (sum(sizes.values()), experts)
+    assert shape.active_share == 2 / 8
+    assert shape.weight_bytes("bfloat16") == 2 * (sum(sizes.values()) + routers)
+    others = sum(sizes.values()) + routers - experts - 3200
+    assert shape.active_bytes("bfloat16") == 2 * (others + experts // 4)
+
+
+def test_codes_take_what_they_take_whatever_the_others_are_quantized_to(tmp_path: Path) -> None:
+    save(tmp_path, tied=False, num_local_experts=4, num_experts_per_tok=1)
+    config = tmp_path / "config.json"
+    written = json.loads(config.read_text())
+    plain = {
+        "model.embed_tokens.weight": torch.zeros(100, 32),
+        "lm_head.weight": torch.zeros(100, 32),
+    }
+    plain["model.layers.0.self_attn.q_proj.weight"] = torch.zeros(32, 32)
+    blocks = torch.zeros(4, 64, 2, 16, dtype=torch.uint8)  # two codes each
+    name = "model.layers.0.mlp.experts.gate_up_proj"
+    codes = {f"{name}_blocks": blocks, f"{name}_scales": blocks[..., 0]}
+    save_file(
+        {**plain, **{key: one.contiguous() for key, one in codes.items()}},
+        tmp_path / "model.safetensors",
+    )
+    config.write_text(json.dumps(written | {"quantization_config": {"quant_method": "mxfp4"}}))
+    shape = shape_of(tmp_path)
+    assert shape is not None
+    in_codes = 4 * 64 * 64
+    assert (shape.experts.count, shape.parameters) == (in_codes, in_codes + 2 * 3200 + 1024)
+    for kind, bits, head in (("bfloat16", 16, 16), ("int4", 5, 8.25)):
+        others = 1024 * bits + 3200 * (head + 16)
+        assert shape.weight_bytes(kind) == int(in_codes * 5 + others) // 8
+    assert shape.active_bytes("int4") == int(in_codes * 5 / 4 + 1024 * 5 + 3200 * 8.25) // 8
+    config.write_text(json.dumps(written | {"quantization_config": {"quant_method": "strange"}}))
+    assert shape_of(tmp_path) is None
+
+
+def test_a_converted_file_s_codes_stay_too(tmp_path: Path) -> None:
+    save(tmp_path)
+    kinds = {"q": "Q4_K", "k": "Q6_K", "v": "BF16"}
+    index = {
+        f"model.layers.0.self_attn.{name}_proj.weight": {"shape": [32, 32], "kind": kind}
+        for name, kind in kinds.items()
+    }
+    index["model.embed_tokens.weight"] = {"shape": [100, 32], "kind": "Q6_K"}
+    (tmp_path / GGUF_INDEX).write_text(json.dumps(index))
+    shape = shape_of(tmp_path)
+    assert shape is not None
+    table = 3200 * (16 + 16)
+    assert shape.weight_bytes("bfloat16") == (1024 * (5 + 9 + 16) + table) // 8
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"quantization_config": {}}'])
@@ -145,6 +222,8 @@ def test_the_command_lists_all_for_people_and_for_machines(
     assert document["available_bytes"] == 12 * GIB
     [mine] = document["at_hand"]
     assert (mine["model"], mine["fits"]) == (str(nowhere / "mine"), "bfloat16")
+    assert mine["bfloat16_bytes"] - mine["bfloat16_active_bytes"] == 2 * 3200
+    assert "active" in shown.stdout
     assert mine["stored_bytes"] > mine["bfloat16_bytes"] - 2 * 3200
     assert [one["fits"] for one in document["would_fit"]][-1] == "int4"
     refused = CliRunner().invoke(app, ["models", str(nowhere / "none"), *caches])
