@@ -5,7 +5,8 @@ The loader of `transformers` would widen every weight.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from engine.model.checkpoints.gguf import GgufCheckpoint
 from engine.model.checkpoints.gptq import GptqCheckpoint
 from engine.model.checkpoints.mxfp4 import Mxfp4Checkpoint
 from engine.model.weights import GGUF_INDEX
+from kernels.weight_format import GroupedWeight
 
 _GENERATION = "generation_config.json"
 Checkpoint = FolderCheckpoint | GgufCheckpoint
@@ -82,7 +84,8 @@ class _Builder:
         read = self._checkpoint.groups(source) if type(module) is nn.Linear else None
         if isinstance(module, nn.Linear) and read is not None and self._keeps_codes:
             bias = None if module.bias is None else self._tensor(f"{name}.bias", module.bias)
-            coded = CodedLinear(module.in_features, module.out_features, read, bias)
+            checked = partial(self._matrix, f"{source}.weight", read, module.weight.shape)
+            coded = CodedLinear(module.in_features, module.out_features, checked, bias)
             self._model.set_submodule(name, coded)
         elif name in self._tied:
             module.register_parameter("weight", self._model.get_input_embeddings().weight)
@@ -121,13 +124,24 @@ class _Builder:
             return self._tensor(name, like) if biases is None else self._shaped(name, biases, like)
         if not reader.is_apart:
             return self._tensor(name, like)
-        if reader.is_coded and self._keeps_codes:
-            return CodedParameter(like.shape, module.is_transposed, reader.groups)
+        if self._keeps_codes and reader.is_coded(len(like)):
+            shape = like.mT.shape[1:] if module.is_transposed else like.shape[1:]
+
+            def read(expert: int) -> GroupedWeight:
+                return self._matrix(name, partial(reader.groups, expert), shape)
+
+            return CodedParameter(like.shape, module.is_transposed, read)
         whole = torch.empty(like.shape, dtype=self._dtype)
         for expert, place in enumerate(whole):
             values = reader.values(expert)
             place.copy_(self._shaped(name, values.T if module.is_transposed else values, place))
         return whole
+
+    def _matrix(self, name: str, read: ReadGroups, shape: torch.Size) -> GroupedWeight:
+        """What `read` gives, if it has this shape."""
+        matrix = read()
+        self._require_shape(name, (len(matrix.codes), matrix.in_features), shape)
+        return matrix
 
     def _tensor(self, name: str, like: Tensor, dtype: torch.dtype | None = None) -> Tensor:
         found = self._checkpoint.tensor(name)
@@ -138,12 +152,15 @@ class _Builder:
     def _shaped(
         self, name: str, tensor: Tensor, like: Tensor, dtype: torch.dtype | None = None
     ) -> Tensor:
-        if tensor.shape != like.shape:
-            shapes = f"{list(tensor.shape)}, not {list(like.shape)}"
+        self._require_shape(name, tensor.shape, like.shape)
+        return tensor.to(dtype or self._dtype)
+
+    def _require_shape(self, name: str, found: Sequence[int], wanted: Sequence[int]) -> None:
+        if list(found) != list(wanted):
+            shapes = f"{list(found)}, not {list(wanted)}"
             raise UnsupportedModel(
                 f"the checkpoint ({self._checkpoint.method}) has {name} of shape {shapes}"
             )
-        return tensor.to(dtype or self._dtype)
 
 
 def find_checkpoint(folder: Path, config: PretrainedConfig) -> Checkpoint | None:

@@ -12,8 +12,9 @@ from safetensors import safe_open
 from torch import Tensor
 from torch.nn import functional
 
-from engine.api import UnsupportedModel
+from engine.api import EngineError, UnsupportedModel
 from engine.model.checkpoints.coded_linear import ReadGroups
+from engine.model.errors import lacks_memory
 from kernels.weight_format import GROUP, Bits, GroupedWeight
 
 Options = Mapping[str, Any]
@@ -33,8 +34,13 @@ class TensorFiles:
         return name in self._files
 
     def __getitem__(self, name: str) -> Tensor:
-        tensor: Tensor = self._files[name].get_tensor(name)
+        tensor: Tensor = self._file(name).get_tensor(name)
         return tensor
+
+    def _file(self, name: str) -> Any:
+        if name not in self._files:
+            raise UnsupportedModel(f"the checkpoint has no {name}")
+        return self._files[name]
 
     def get(self, name: str) -> Tensor | None:
         """The tensor of that name, if there is one."""
@@ -42,7 +48,7 @@ class TensorFiles:
 
     def rows(self, name: str, index: int) -> Tensor:
         """What is at `index` of a tensor, without reading the rest."""
-        part: Tensor = self._files[name].get_slice(name)[index]
+        part: Tensor = self._file(name).get_slice(name)[index]
         return part
 
 
@@ -67,7 +73,7 @@ class FolderCheckpoint:
         for stored in _spellings(module):
             for part, read in self._codes.items():
                 if f"{stored}.{part}" in self._files:
-                    return partial(read, stored)
+                    return partial(fitting, self.method, stored, partial(read, stored))
         return None
 
     def tensor(self, name: str) -> Tensor | None:
@@ -88,6 +94,23 @@ def unsupported(method: str, reason: str) -> UnsupportedModel:
         f"weights quantized by {method} are not supported: {reason}. "
         "Give the original checkpoint, on a CPU with --quantize int4 or int8"
     )
+
+
+def fitting(method: str, module: str, read: ReadGroups) -> GroupedWeight:
+    """What `read` gives. Raises `UnsupportedModel` where the tensors of the module do not fit each
+    other.
+    """
+    try:
+        matrix = read()
+    except (RuntimeError, IndexError) as error:
+        if isinstance(error, EngineError) or lacks_memory(error):
+            raise
+        raise unsupported(method, f"the tensors of {module} do not fit each other") from error
+    rows, width = matrix.codes.shape
+    groups = rows, width // GROUP
+    if width % GROUP or matrix.scales.shape != groups or matrix.minima.shape != groups:
+        raise unsupported(method, f"the tensors of {module} do not fit each other")
+    return matrix
 
 
 def unpack(words: Tensor, bits: Bits) -> Tensor:

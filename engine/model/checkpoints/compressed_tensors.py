@@ -66,7 +66,9 @@ class CompressedCheckpoint(FolderCheckpoint):
     def tensor(self, name: str) -> Tensor | None:
         """See `FolderCheckpoint`; floats of 8 bits are widened to float32."""
         found = super().tensor(name)
-        return widened(found, super().tensor(f"{name}_scale"), self._block)
+        if found is None:
+            return None
+        return widened(self.method, name, found, super().tensor(f"{name}_scale"), self._block)
 
     def _read_packed(self, module: str) -> GroupedWeight:
         words, scales = (self._files[f"{module}.weight_{part}"] for part in ("packed", "scale"))

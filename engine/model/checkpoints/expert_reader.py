@@ -7,11 +7,13 @@ row for row, between them. A checkpoint may have it whole, or each expert's prod
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from engine.api import UnsupportedModel
 from engine.model.checkpoints.coded_linear import ReadGroups
 from kernels.weight_format import GroupedWeight, concatenate
 
@@ -54,10 +56,10 @@ class ExpertReader:
         """Whether the checkpoint has each expert's products apart."""
         return self._parts is not None
 
-    @property
-    def is_coded(self) -> bool:
+    def is_coded(self, num_experts: int) -> bool:
         """Whether all of it is in codes."""
-        return self.is_apart and all(map(self._checkpoint.groups, self._modules(0)))
+        modules = chain.from_iterable(map(self._modules, range(num_experts)))
+        return self.is_apart and all(map(self._checkpoint.groups, modules))
 
     def groups(self, expert: int) -> GroupedWeight:
         """The matrix of one expert, [out_features, in_features], of those that are in codes."""
@@ -97,5 +99,6 @@ class ExpertReader:
         if read is not None:
             return read().dequantize()
         found = self._checkpoint.tensor(f"{module}.weight")
-        assert found is not None  # the first expert has it
+        if found is None:
+            raise UnsupportedModel(f"the checkpoint has no {module}, or no codes of it")
         return found

@@ -35,26 +35,40 @@ class Fp8Checkpoint(FolderCheckpoint):
         found, scales = super().tensor(name), super().tensor(f"{name}_scale_inv")
         if scales is not None and not scales.dtype.is_floating_point:
             raise unsupported(self.method, f"{name} has scales of {scales.dtype}")
-        return widened(found, scales, self._block)
+        return None if found is None else widened(self.method, name, found, scales, self._block)
 
 
 def widened(
-    found: Tensor | None, scales: Tensor | None, block: Sequence[int] | None
-) -> Tensor | None:
-    """What floats of 8 bits with scales stand for, float32; all else as it is."""
-    if found is None or scales is None or found.dtype not in _FLOATS:
+    method: str, name: str, found: Tensor, scales: Tensor | None, block: Sequence[int] | None
+) -> Tensor:
+    """What floats of 8 bits with scales stand for, float32; all else as it is.
+
+    They are a matrix, or one of each expert. Raises `UnsupportedModel` for scales that are not
+    there, or not of them.
+    """
+    if found.dtype not in _FLOATS:
         return found
-    return found.float() * _spread(scales.float(), found.shape, block)
+    if scales is None:
+        raise unsupported(method, f"{name} has no scales")
+    spread = _spread(scales.float(), found.shape, block)
+    if spread is None:
+        shapes = f"{list(scales.shape)}, for {list(found.shape)}"
+        raise unsupported(method, f"{name} has scales of shape {shapes}")
+    return found.float() * spread
 
 
-def _spread(scales: Tensor, shape: torch.Size, block: Sequence[int] | None) -> Tensor:
+def _spread(scales: Tensor, shape: torch.Size, block: Sequence[int] | None) -> Tensor | None:
     """Each weight's scale, or what is broadcast to that: of blocks, the last of which may be cut
-    short, of rows, or of all.
+    short, of rows, or of all. `None` for scales of another shape.
     """
     if scales.numel() == 1:
-        return scales.reshape(1, 1)
-    if block is None or scales.shape[-1] == 1:
-        return scales.reshape(-1, 1)
-    rows, columns = block
-    whole = scales.repeat_interleave(rows, 0)[: shape[0]]
-    return whole.repeat_interleave(columns, 1)[:, : shape[1]]
+        return scales.reshape(())
+    *experts, rows, columns = shape
+    if scales.shape in (torch.Size(experts), torch.Size((*experts, 1))):
+        return scales.reshape(*experts, 1, 1)
+    if scales.shape in (shape[:-1], (*shape[:-1], 1), (*experts, 1, 1)):
+        return scales.reshape(*experts, -1, 1)
+    if block is None or scales.shape != (*experts, -(-rows // block[0]), -(-columns // block[1])):
+        return None
+    whole = scales.repeat_interleave(block[0], -2)[..., :rows, :]
+    return whole.repeat_interleave(block[1], -1)[..., :columns]

@@ -15,7 +15,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from engine.model.checkpoints.checkpoint import FolderCheckpoint, Options
+from engine.model.checkpoints.checkpoint import FolderCheckpoint, Options, fitting
 from engine.model.checkpoints.coded_linear import ReadGroups
 from kernels.weight_format import GroupedWeight
 
@@ -40,7 +40,10 @@ class Mxfp4Checkpoint(FolderCheckpoint):
             return None
         name = f"{found['owner']}.{found['kind']}"
         is_there = f"{name}_blocks" in self._files
-        return partial(self._read, name, int(found["index"])) if is_there else None
+        if not is_there:
+            return None
+        read = partial(self._read, name, int(found["index"]))
+        return partial(fitting, self.method, module, read)
 
     def _read(self, name: str, expert: int) -> GroupedWeight:
         blocks, exponents = (

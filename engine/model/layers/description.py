@@ -41,7 +41,7 @@ class CodedMatrices(Sequence[GroupedWeight]):
 
     def __getitem__(self, index: Any) -> Any:
         if index >= len(self):
-            raise IndexError(index)
+            raise IndexError(index)  # by which iterating ends
         matrix = self._parameter.read(index)
         rows = torch.arange(len(matrix.codes))
         return matrix.take(_in_halves(rows)) if self._are_twined else matrix

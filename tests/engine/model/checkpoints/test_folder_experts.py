@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
+from engine.api import UnsupportedModel
 from engine.model.load import _paged_logits, load_model
 from kernels.native import library
 from tests.engine.model.checkpoints import packers
@@ -209,3 +210,65 @@ def test_gpt_oss_is_read_as_it_is_published(
     assert 1e-4 < relative_error(in_codes, expected) < 0.06
     monkeypatch.setattr(library, "available", lambda: False)
     assert relative_error(loaded_logits(tmp_path)[0], expected) < 1e-5
+
+
+Spoil = Callable[[Tensor], Tensor | None]
+BROKEN: dict[str, tuple[str, str, Spoil, str]] = {
+    "an expert": ("gptq", "experts.1.", lambda _: None, "no .*experts.1.gate_proj"),
+    "a float expert": ("fp8 in blocks", "experts.1.", lambda _: None, "no .*experts.1.gate_proj"),
+    "scales": ("gptq", "1.up_proj.scales", lambda _: None, "no .*1.up_proj.scales"),
+    "scales of floats": (
+        *("fp8 in blocks", "q_proj.weight_scale_inv", lambda _: None),
+        "q_proj.weight has no scales",
+    ),
+    "rows of scales": ("gptq", "1.up_proj.scales", lambda x: x[:1], "1.up_proj do not fit"),
+    "blocks of scales": (
+        *("fp8 in blocks", "1.up_proj.weight_scale_inv", lambda x: x[:1]),
+        r"1.up_proj.weight has scales of shape \[1, 2\], for \[96, 64\]",
+    ),
+    "columns": (
+        *("gptq of mixtral", ".w2.", lambda x: x[:, :8] if x.dim() == 2 else x),
+        "w2 do not fit",
+    ),
+    "outputs": (
+        *("gptq of mixtral", ".w2.", lambda x: x[:, : x.shape[1] // 2] if x.dim() == 2 else x),
+        r"down_proj of shape \[32, 96\], not \[64, 96\]",
+    ),
+}
+"""What is missing: in which checkpoint, of which tensors, and what is said."""
+
+
+@pytest.mark.parametrize("what", BROKEN)
+def test_what_a_checkpoint_lacks_is_told_by_its_name(what: str, tmp_path: Path) -> None:
+    name, part, spoil, told = BROKEN[what]
+    family, options, quantization, pack, parts = APART[name]
+    model = random_model(family, options, tmp_path)
+    with torch.no_grad():
+        store_apart(model, tmp_path, pack, parts)
+    write_options(tmp_path, quantization)
+    path = tmp_path / "model.safetensors"
+    stored = load_file(path)
+    changed = {key: spoil(values) if part in key else values for key, values in stored.items()}
+    kept = {key: values.clone() for key, values in changed.items() if values is not None}
+    save_file(kept, path)
+    for quantize_option in ("auto", "none"):
+        with pytest.raises(UnsupportedModel, match=told):
+            loaded_logits(tmp_path, quantize=quantize_option)
+
+
+@pytest.mark.parametrize("block", [(32, 48), None], ids=["in blocks", "one scale each"])
+def test_floats_of_all_experts_in_one_tensor_are_widened(
+    block: tuple[int, int] | None, tmp_path: Path
+) -> None:
+    model = random_model("qwen3_moe", ROUTED, tmp_path)
+    path, stored = tmp_path / "model.safetensors", model.state_dict()
+    for name, values in list(stored.items()):
+        if ".experts." in name:
+            packed = [fp8(matrix, block, "scale") for matrix in values]
+            values.copy_(torch.stack([stands_for for _, stands_for in packed]))
+            stored[name] = torch.stack([tensors["weight"] for tensors, _ in packed])
+            scales = torch.stack([tensors["scale"] for tensors, _ in packed])
+            stored[f"{name}_scale_inv"] = scales
+    save_file({name: values.clone() for name, values in stored.items()}, path)
+    write_options(tmp_path, IN_BLOCKS)
+    assert relative_error(loaded_logits(tmp_path)[0], expected_logits(model)) < 1e-5
