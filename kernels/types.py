@@ -189,6 +189,10 @@ Scores = Literal["softmax", "sigmoid", "softmax_near_best"]
 numbers of their own. Of the last, see `kernels.experts.route`."""
 
 
+MOST_EXPERTS = 1024
+"""Of a layer."""
+
+
 @dataclass(frozen=True, slots=True)
 class Routing:
     """How a token's experts, and what each of them counts, come of its router's results."""

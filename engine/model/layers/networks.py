@@ -23,7 +23,7 @@ from engine.model.layers.expected import (
     the_only,
 )
 from engine.model.layers.family import Family, Mixtures
-from kernels.types import Activation, Routing
+from kernels.types import MOST_EXPERTS, Activation, Routing
 
 _CLAMPED = 1.702, 7.0
 """Alpha and limit of `clamped_swiglu`."""
@@ -110,7 +110,10 @@ def _own_tensors(mixtures: Mixtures) -> set[str]:
 
 
 def _routing(mixtures: Mixtures, module: Any, router: Any) -> Routing:
-    if mixtures.correction is None:
-        return mixtures.routing(router, None)
-    correction = attrgetter(mixtures.correction)(module).detach()
-    return mixtures.routing(router, correction.float().flatten().clone())
+    correction = None
+    if mixtures.correction is not None:
+        correction = attrgetter(mixtures.correction)(module).detach().float().flatten().clone()
+    routing = mixtures.routing(router, correction)
+    if not 1 <= routing.per_token <= routing.num_experts <= MOST_EXPERTS:
+        raise Unfamiliar(f"{routing.per_token} of {routing.num_experts} experts a token")
+    return routing

@@ -13,10 +13,9 @@ from kernels.native import library
 from kernels.native.layers import ACTIVATIONS
 from kernels.native.library import TYPES, pointer
 from kernels.native.linear import pack, pack_groups, packed_address
-from kernels.types import Activation, Linear, Quantization, Routing, Scores
+from kernels.types import MOST_EXPERTS, Activation, Linear, Quantization, Routing, Scores
 from kernels.weight_format import GroupedWeight, group
 
-_MOST_EXPERTS = 1024
 _SCORES: dict[Scores, int] = {"softmax": 0, "sigmoid": 1, "softmax_near_best": 2}
 
 _ROUTING = Struct("=7q3d")
@@ -44,7 +43,7 @@ def route(logits: Tensor, routing: Routing) -> tuple[Tensor, Tensor]:
 
 def pack_routing(routing: Routing) -> bytes:
     """A `pw_routing`, with a pointer to the correction, which must outlive it."""
-    assert routing.per_token <= routing.num_experts <= _MOST_EXPERTS
+    assert 1 <= routing.per_token <= routing.num_experts <= MOST_EXPERTS
     return _ROUTING.pack(
         pointer(routing.correction),
         routing.num_experts,
