@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -174,22 +174,28 @@ def test_floats_of_8_bits_are_widened_and_the_log_says_what_that_takes(
     assert relative_error(found, expected_logits(model)) < 1e-5
 
 
+def random_mxfp4(shape: Sequence[int], seed: int = 5) -> tuple[Stored, Tensor]:
+    """Codes and scales as gpt-oss is published, and what they say: matrices [experts, in, out]."""
+    experts, inputs, outputs = shape
+    generator = torch.Generator().manual_seed(seed)
+    grouped = experts, outputs, inputs // 32
+    blocks = torch.randint(256, (*grouped, 16), generator=generator, dtype=torch.uint8)
+    scales = torch.randint(118, 124, grouped, generator=generator, dtype=torch.uint8)
+    levels = torch.stack([LEVELS[(blocks & 15).int()], LEVELS[(blocks >> 4).int()]], -1)
+    matrices = levels.flatten(3) * (scales.float() - 127).exp2()[..., None]
+    return {"blocks": blocks, "scales": scales}, matrices.flatten(2).transpose(1, 2)
+
+
 def store_mxfp4(model: PreTrainedModel, folder: Path) -> None:
-    """As gpt-oss is published; codes and scales are random, and the model becomes what they say."""
+    """Codes and scales are random, and the model becomes what they say."""
     path = folder / "model.safetensors"
     stored = load_file(path)
-    generator = torch.Generator().manual_seed(5)
-    for name, values in model.state_dict().items():
+    for seed, (name, values) in enumerate(model.state_dict().items()):
         if values.dim() == 3 and ".experts." in name:
-            experts, inputs, outputs = values.shape
-            shape = (experts, outputs, inputs // 32)
-            blocks = torch.randint(256, (*shape, 16), generator=generator, dtype=torch.uint8)
-            scales = torch.randint(118, 124, shape, generator=generator, dtype=torch.uint8)
-            levels = torch.stack([LEVELS[(blocks & 15).int()], LEVELS[(blocks >> 4).int()]], -1)
-            matrices = levels.flatten(3) * (scales.float() - 127).exp2()[..., None]
-            values.copy_(matrices.flatten(2).transpose(1, 2))
+            codes, matrices = random_mxfp4(values.shape, seed)
+            values.copy_(matrices)
             del stored[name]
-            stored |= {f"{name}_blocks": blocks, f"{name}_scales": scales}
+            stored |= {f"{name}_{part}": tensor for part, tensor in codes.items()}
     save_file(stored, path)
     write_options(folder, {"quant_method": "mxfp4"})
 
