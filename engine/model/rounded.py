@@ -62,6 +62,8 @@ ROUNDINGS: dict[Quantization, Rounding] = {
     "int4": Rounding(as_int4, groups_as_int8),
 }
 _IN_CODES = Rounding(None, groups_as_int8)
+_PLAIN = Rounding(None, lambda rows: rows)
+"""Beside products in codes: of their activations only the type is another."""
 
 
 def roundings(
@@ -81,8 +83,9 @@ def roundings(
             continue
         if isinstance(module, CodedLinear) or coded_parameters(module):
             found[module] = _IN_CODES
-        elif quantization != "none" and (type(module) is nn.Linear or _experts(module)):
-            found[module] = ROUNDINGS["int8" if module is head else quantization]
+        elif type(module) is nn.Linear or _experts(module):
+            kind: Quantization = "int8" if module is head else quantization
+            found[module] = _PLAIN if quantization == "none" else ROUNDINGS[kind]
     cut = {
         module: found[module].in_parts(widths, is_second=bool(_experts(module)))
         for module, widths in (cuts or {}).items()

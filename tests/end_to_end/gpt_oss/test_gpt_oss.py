@@ -58,8 +58,6 @@ def service(
         str(BLOCK),
         "--kv-memory",
         "64MiB",
-        "--dtype",
-        "float32",
     ]
     with running_service([*options, "--max-context-tokens", "1024"]) as service:
         yield service
