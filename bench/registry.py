@@ -40,6 +40,7 @@ _MODULES = {
     "cluster": "bench.cluster.replicas",
     "disaggregated": "bench.cluster.disaggregated",
     "peers": "bench.peers.peers",
+    "experts": "bench.experts.experts",
 }
 UNHURRIED = frozenset(
     {"wall", "reuse", "layers", "paper", "quantize", "kernels", "gpu", "routing", "scale"}

@@ -8,30 +8,23 @@ same requests as Partywall, whose tenants have registered the system prompts tha
 from __future__ import annotations
 
 import argparse
-import asyncio
 import re
 import shlex
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field
-from functools import partial
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
 from rich.table import Table
 
-from bench.common.drivers import DRIVERS, Driver, HttpDriver
+from bench.common.drivers import DRIVERS
 from bench.common.figures import median_ratio
-from bench.common.machine import LoadWatch, PeakMemory, tree_rss_mib
 from bench.common.options import add_model, service_flags
-from bench.common.service import running_service, served_model
-from bench.peers.peer import Peer, read_peers, running_peer
-from bench.registry import BenchError, Result
+from bench.peers.peer import read_peers
+from bench.peers.servers import OURS, Server, load_once, of_partywall, of_peer
+from bench.registry import Result
 from bench.service.loads import FIGURES as LOAD_FIGURES
-from bench.service.loads import Load, add_load_arguments, count, make_load, settle, token_counter
-from bench.service.loads.rounds import Target, Tenants, over_rounds, registered, warm_up
+from bench.service.loads import add_load_arguments, count, make_load, settle, token_counter
 
-_OURS: Final = "partywall"
 _OF_EACH: Final = LOAD_FIGURES | {
     "ready_s": "from its start to its readiness, seconds",
     "peak_rss_mib": "most resident memory of all its processes while it was loaded, MiB",
@@ -51,12 +44,11 @@ FIGURES: Final = {
     f"{name}_PEER": f"Partywall's {what} over the peer's; PEER is its name in the file"
     for name, what in _RATIOS.values()
 } | {
-    f"{name}_SERVER": f"{meaning}; SERVER is `{_OURS}` or a peer's name"
+    f"{name}_SERVER": f"{meaning}; SERVER is `{OURS}` or a peer's name"
     for name, meaning in _OF_EACH.items()
 }
 _LENGTH: Final = "LENGTH"
 _IN_ROUNDS: Final = ("output_tokens_per_s", "ttft_ms_p50", "itl_ms_p50")
-_SAMPLE_SECONDS: Final = 0.2
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -82,10 +74,12 @@ def run(options: argparse.Namespace) -> Result:
     settle(options)
     peers = read_peers(options.peers)
     load = make_load(options, token_counter(options.model))
-    servers = [_ours(options, load), *(_server(peer, load) for peer in peers)]
+    flags = [*service_flags(options), *shlex.split(options.serve_args)]
+    partywall = of_partywall(load, flags, options.transport)
+    servers = [partywall, *(of_peer(peer, load) for peer in peers)]
     for number in range(options.rounds):
         for server in servers:
-            server.rounds.append(_load(server, load, options, f"round {number}"))
+            server.rounds.append(load_once(server, load, f"round {number}", options.timeout_seconds))
     figures = {
         f"{name}_{server.name}": value
         for server in servers
@@ -99,98 +93,6 @@ def run(options: argparse.Namespace) -> Result:
     return Result(figures, [_table(servers, figures), _rounds_table(servers)])
 
 
-@dataclass(frozen=True)
-class _Running:
-    """A server that is ready, and who asks it."""
-
-    url: str
-    model: str
-    tenants: Tenants
-    pid: int | None
-    """`None` for one that nobody here has started: its memory and load are not known."""
-    ready_seconds: float
-
-    def memory(self) -> AbstractContextManager[PeakMemory | None]:
-        """Watches that of all its processes."""
-        if self.pid is None:
-            return nullcontext()
-        return PeakMemory(partial(tree_rss_mib, self.pid), _SAMPLE_SECONDS)
-
-
-@dataclass
-class _Server:
-    """One of those compared, and what was seen of it in each round."""
-
-    name: str
-    start: Callable[[], AbstractContextManager[_Running]]
-    connect: Callable[[str, str], Driver]
-    """To its URL, asking for a model."""
-    omits: Sequence[str] = ()
-    rounds: list[dict[str, float]] = field(default_factory=list)
-
-    def figures(self) -> dict[str, float]:
-        """Medians over the rounds, but the sum of errors, and the most memory and foreign load."""
-        return over_rounds(self.rounds, peak_rss_mib=max, foreign_load_percent=max)
-
-
-def _ours(options: argparse.Namespace, load: Load) -> _Server:
-    flags = [*service_flags(options), *shlex.split(options.serve_args)]
-
-    @contextmanager
-    def start() -> Iterator[_Running]:
-        with running_service(flags) as service:
-            tenants = registered(service, load.systems)
-            model = served_model(service.url, tenants[0][0])
-            yield _Running(service.url, model, tenants, service.pid, service.ready_seconds)
-
-    return _Server(_OURS, start, DRIVERS[options.transport])
-
-
-def _server(peer: Peer, load: Load) -> _Server:
-    tenants = [(peer.api_key, system) for system in load.systems]
-
-    @contextmanager
-    def start() -> Iterator[_Running]:
-        with running_peer(peer) as (pid, seconds):
-            yield _Running(peer.base_url, peer.model, tenants, pid, seconds)
-
-    connect = partial(HttpDriver, omits=peer.omits, new_connections=peer.new_connections)
-    return _Server(peer.name, start, connect, peer.omits)
-
-
-def _load(server: _Server, load: Load, options: argparse.Namespace, label: str) -> dict[str, float]:
-    """One round of one server. Raises `BenchError` where it cannot be started or serves nothing."""
-    with server.start() as running:
-        try:
-            return asyncio.run(_measure(server, running, load, options, label))
-        except BenchError as error:
-            raise BenchError(f"{server.name}: {error}") from error
-
-
-async def _measure(
-    server: _Server, running: _Running, load: Load, options: argparse.Namespace, label: str
-) -> dict[str, float]:
-    target = Target(
-        server.connect(running.url, running.model),
-        running.tenants,
-        options.timeout_seconds,
-        shorter="ignore_eos" in server.omits,
-    )
-    try:
-        await warm_up(target)
-        watch = LoadWatch()
-        with running.memory() as peak:
-            found = await load.measure(target, label)
-        foreign = watch.foreign_percent()
-    finally:
-        await target.driver.close()
-    if peak is not None:
-        found["ready_s"] = running.ready_seconds
-        found["peak_rss_mib"] = peak.mib
-        found["foreign_load_percent"] = foreign
-    return found
-
-
 def ratio_name(figure: str) -> str | None:
     """What the ratio of that figure is called, where there is one."""
     length = re.search(r"(?<=_)\d+$", figure)
@@ -200,7 +102,7 @@ def ratio_name(figure: str) -> str | None:
     return name.replace(_LENGTH, length[0])
 
 
-def _table(servers: Sequence[_Server], figures: dict[str, float]) -> Table:
+def _table(servers: Sequence[Server], figures: dict[str, float]) -> Table:
     columns = [server.name for server in servers]
     table = Table("figure", *columns, title="peers", title_justify="left")
     names = list(servers[0].rounds[0])
@@ -210,7 +112,7 @@ def _table(servers: Sequence[_Server], figures: dict[str, float]) -> Table:
     return table
 
 
-def _rounds_table(servers: Sequence[_Server]) -> Table:
+def _rounds_table(servers: Sequence[Server]) -> Table:
     columns = ("round", "server", "tokens/s", "TTFT p50 ms", "ITL p50 ms", "foreign load")
     table = Table(*columns, title="rounds", title_justify="left")
     for number in range(len(servers[0].rounds)):

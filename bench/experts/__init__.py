@@ -1,0 +1,1 @@
+"""Models of experts with random weights, beside other servers of the same weights."""
