@@ -1,4 +1,4 @@
-"""What a device can do at best: copy memory, and multiply matrices."""
+"""What a device can do at best: copy and read memory, and multiply matrices."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ _WARM_UPS = 3
 _REPEATS = 20
 _GPU_COPY_BYTES = 4 << 30
 _CPU_COPY_BYTES = 32 << 20
+_READ_BYTES = 512 << 20
+"""More than caches hold."""
 _GPU_SIZE = 8192
 _CPU_SIZE = 512
 
@@ -26,6 +28,12 @@ def copy_rate(device: torch.device) -> float:
     source = torch.ones(size, dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
     return 2 * size / _seconds(lambda: target.copy_(source), device)
+
+
+def read_rate(device: torch.device) -> float:
+    """Bytes a second that are read and no more, from memory."""
+    source = torch.ones(_READ_BYTES // 4, dtype=torch.float32, device=device)
+    return _READ_BYTES / _seconds(source.sum, device)
 
 
 def matmul_rate(device: torch.device, dtype: torch.dtype) -> float:

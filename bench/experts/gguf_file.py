@@ -8,7 +8,6 @@ from typing import Final
 
 import gguf
 import numpy as np
-import torch
 from gguf import GGMLQuantizationType, GGUFReader, GGUFValueType, GGUFWriter
 from torch import Tensor
 from transformers import AutoConfig, PretrainedConfig
@@ -108,11 +107,3 @@ def _copy_tokenizer(writer: GGUFWriter, source: GGUFReader) -> None:
         kind, *inner = field.types
         within = inner[-1] if kind is GGUFValueType.ARRAY else None
         writer.add_key_value(name, field.contents(), kind, within)
-
-
-def values_of(path: Path) -> dict[str, Tensor]:
-    """What each tensor of a file stands for, in float32."""
-    return {
-        tensor.name: torch.from_numpy(gguf.dequantize(tensor.data, tensor.tensor_type))
-        for tensor in GGUFReader(path).tensors
-    }

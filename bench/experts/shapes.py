@@ -11,6 +11,7 @@ from typing import Any, Final
 
 import torch
 from accelerate import init_empty_weights
+from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PretrainedConfig
@@ -33,11 +34,10 @@ class Shape:
     expert_size: int
     others: dict[str, Any]
 
-    def config(self, vocab_size: int, num_layers: int) -> PretrainedConfig:
-        """With as many layers as are wanted."""
+    def config(self, num_layers: int, **tokens: Any) -> PretrainedConfig:
+        """With as many layers as are wanted; `tokens` are what it says of the vocabulary."""
         experts = "num_experts" if self.family == "olmoe" else "num_local_experts"
         given = {
-            "vocab_size": vocab_size,
             "num_hidden_layers": num_layers,
             "hidden_size": self.hidden_size,
             "num_attention_heads": self.num_heads,
@@ -47,7 +47,7 @@ class Shape:
             "num_experts_per_tok": self.used_experts,
             "max_position_embeddings": _POSITIONS,
         }
-        return AutoConfig.for_model(self.family, **given | self.others)
+        return AutoConfig.for_model(self.family, **given | self.others | tokens)
 
 
 SHAPES: Final = {
@@ -90,9 +90,13 @@ def write_folder(folder: Path, shape: Shape, num_layers: int, tokenizer_of: Path
     """
     tokenizer = AutoTokenizer.from_pretrained(tokenizer_of)
     tokenizer.save_pretrained(folder)
-    config = shape.config(len(tokenizer), num_layers)
-    config.eos_token_id = config.pad_token_id = tokenizer.eos_token_id
-    config.bos_token_id = tokenizer.bos_token_id
+    config = shape.config(
+        num_layers,
+        vocab_size=len(tokenizer),
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.eos_token_id,
+    )
     config.dtype = torch.bfloat16
     with init_empty_weights():
         model = AutoModelForCausalLM.from_config(config)
@@ -113,8 +117,6 @@ def write_folder(folder: Path, shape: Shape, num_layers: int, tokenizer_of: Path
 
 def read_folder(folder: Path) -> Iterator[tuple[str, Tensor]]:
     """The parameters by name, as the modules have them, one after the other."""
-    from safetensors import safe_open
-
     index = json.loads((folder / "model.safetensors.index.json").read_text())["weight_map"]
     for file in dict.fromkeys(index.values()):
         with safe_open(folder / file, framework="pt") as opened:

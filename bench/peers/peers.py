@@ -79,7 +79,9 @@ def run(options: argparse.Namespace) -> Result:
     servers = [partywall, *(of_peer(peer, load) for peer in peers)]
     for number in range(options.rounds):
         for server in servers:
-            server.rounds.append(load_once(server, load, f"round {number}", options.timeout_seconds))
+            server.rounds.append(
+                load_once(server, load, f"round {number}", options.timeout_seconds)
+            )
     figures = {
         f"{name}_{server.name}": value
         for server in servers

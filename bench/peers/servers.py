@@ -81,9 +81,7 @@ def of_peer(peer: Peer, load: Load) -> Server:
     return Server(peer.name, start, connect, peer.omits)
 
 
-def load_once(
-    server: Server, load: Load, label: str, timeout_seconds: float
-) -> dict[str, float]:
+def load_once(server: Server, load: Load, label: str, timeout_seconds: float) -> dict[str, float]:
     """One round of one server. Raises `BenchError` where it cannot be started or serves nothing."""
     with server.start() as running:
         try:
