@@ -188,8 +188,8 @@ class _Case:
                 elif figure.rpartition("_")[2] in map(str, STREAMS):
                     kind, _, streams = figure.rpartition("_")
                     found[f"{kind}_{self.name}_{streams}_{server}"] = value
-        for streams, figure in zip(STREAMS, _RATES, strict=True):
-            found[f"tokens_per_s_ratio_{streams}_{self.name}"] = self._over_best(figure, min)
+        for at, rate in zip(STREAMS, _RATES, strict=True):
+            found[f"tokens_per_s_ratio_{at}_{self.name}"] = self._over_best(rate, min)
         found[f"ttft_ratio_{self.name}"] = self._over_best("ttft_ms_1", max)
         return found
 

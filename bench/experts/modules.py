@@ -78,7 +78,7 @@ def _counted(model: PreTrainedModel, counts: list[int]) -> Iterator[None]:
     """Notes how many experts each layer's tokens went through, each time they do."""
 
     def note(_: nn.Module, given: tuple[Tensor, ...]) -> None:
-        counts.append(len(given[1].unique()))  # hidden states, chosen experts, weights
+        counts.append(len(torch.unique(given[1])))  # hidden states, chosen experts, weights
 
     hooks: list[Callable[[], None]] = [
         module.register_forward_pre_hook(note).remove
