@@ -88,6 +88,22 @@ def as_stored(name: str, values: Tensor, family: str, config: PretrainedConfig) 
     return values
 
 
+def write_header(writer: GGUFWriter, config: PretrainedConfig) -> None:
+    """What a file says of any model."""
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
+    writer.add_vocab_size(config.vocab_size)
+    writer.add_eos_token_id(2)
+    if getattr(config, "head_dim", None):
+        writer.add_key_length(config.head_dim)
+
+
 def write_file(path: Path, family: str) -> PreTrainedModel:
     """A file of a random model, and the model with the weights that it stands for."""
     options = SMALL | FAMILIES[family]
@@ -95,17 +111,7 @@ def write_file(path: Path, family: str) -> PreTrainedModel:
     torch.manual_seed(1)
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
     writer = GGUFWriter(path, family)
-    writer.add_context_length(config.max_position_embeddings)
-    writer.add_embedding_length(config.hidden_size)
-    writer.add_block_count(config.num_hidden_layers)
-    writer.add_feed_forward_length(config.intermediate_size)
-    writer.add_head_count(config.num_attention_heads)
-    writer.add_head_count_kv(config.num_key_value_heads)
-    writer.add_key_length(config.head_dim)
-    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
-    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
-    writer.add_vocab_size(config.vocab_size)
-    writer.add_eos_token_id(2)
+    write_header(writer, config)
     if family == "gemma2":
         writer.add_attn_logit_softcapping(config.attn_logit_softcapping)
         writer.add_final_logit_softcapping(config.final_logit_softcapping)

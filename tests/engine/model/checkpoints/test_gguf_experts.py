@@ -24,6 +24,7 @@ from tests.engine.model.checkpoints.test_gguf import (
     config_of,
     relative_error,
     undone,
+    write_header,
 )
 from tests.engine.model.test_model import SMALL
 
@@ -103,19 +104,8 @@ def joined(parts: list[Tensor], name: str, family: str) -> Tensor:
     return whole.transpose(1, 2) if family == "gpt_oss" and "bias" not in name else whole
 
 
-def write_header(writer: GGUFWriter, config: PretrainedConfig) -> None:
-    writer.add_context_length(config.max_position_embeddings)
-    writer.add_embedding_length(config.hidden_size)
-    writer.add_block_count(config.num_hidden_layers)
-    writer.add_feed_forward_length(config.intermediate_size)
-    writer.add_head_count(config.num_attention_heads)
-    writer.add_head_count_kv(config.num_key_value_heads)
-    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
-    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
-    writer.add_vocab_size(config.vocab_size)
-    writer.add_eos_token_id(2)
-    if getattr(config, "head_dim", None):
-        writer.add_key_length(config.head_dim)
+def write_mixture(writer: GGUFWriter, config: PretrainedConfig) -> None:
+    write_header(writer, config)
     if getattr(config, "sliding_window", None):
         writer.add_sliding_window(config.sliding_window)
     if hasattr(config, "moe_intermediate_size"):
@@ -142,7 +132,7 @@ def write_file(path: Path, case: Case) -> PreTrainedModel:
     """A file of a random model, and the model with the weights that it stands for."""
     model = random_model(case.family, case.options)
     writer = GGUFWriter(path, case.architecture)
-    write_header(writer, model.config)
+    write_mixture(writer, model.config)
 
     def written(name: str, values: Tensor, kind: str) -> Tensor:
         data = gguf.quantize(values.contiguous().numpy(), GGMLQuantizationType[kind])
@@ -253,7 +243,7 @@ def test_llamas_turn_by_their_files_factors_and_have_heads_of_any_size(
     path = tmp_path / "model.gguf"
     model = random_model("llama", options)
     writer = GGUFWriter(path, "llama")
-    write_header(writer, model.config)
+    write_mixture(writer, model.config)
     for name, values in model.state_dict().items():
         stored = as_stored(name, values, "llama", model.config).contiguous()
         writer.add_tensor(place(name, CASES["mixtral"]), stored.numpy())
