@@ -4,7 +4,8 @@ The models have the shapes of Granite 3.1 1B-A400M and of OLMoE 1B-7B, and are m
 folder, with the default model's tokenizer. Prompts resemble no other; answers are greedy and do not
 end early. Every server is started, warmed up, loaded and stopped in each round:
 
-- *partywall*: this service, over HTTP, in bfloat16 or with `--quantize int8`;
+- *partywall*: this service, over HTTP, in bfloat16 or with `--quantize int8`, without speculation:
+  random models come to repeat themselves, and guesses that all come true would be measured;
 - *transformers*: the modules of the model as they are, in a process of its own without a server,
   with their own cache; several prompts are one batch. In bfloat16 also where others have 8 bits;
 - *llamacpp*, with `--llama-server`: llama.cpp's server on a GGUF file of the same weights, in BF16
@@ -237,7 +238,7 @@ class _Case:
     def _partywall(self) -> Server:
         quantize = "int8" if self.weights == "int8" else "none"
         flags = ["--model", str(self.model.folder), "--quantize", quantize, "--dtype", "bfloat16"]
-        return of_partywall(self.load, [*flags, "--kv-memory", "1GiB"])
+        return of_partywall(self.load, [*flags, "--kv-memory", "1GiB", "--speculation", "off"])
 
     def _peer(self, peer: Peer) -> Server:
         needs_file = any("{gguf}" in word for word in peer.command)

@@ -16,7 +16,10 @@ from safetensors.torch import save_file
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PretrainedConfig
 
-_EMBEDDING_SCALE: Final = 0.02
+_EMBEDDING_SCALE: Final = 0.0002
+"""So little that a tied head does not find the last token again, and say it for ever."""
+_SHARPNESS: Final = 4.0
+"""Of queries and keys: attention to all tokens alike would let every prompt have one answer."""
 _POSITIONS: Final = 4096
 
 
@@ -130,7 +133,8 @@ def _layer(name: str) -> str:
 
 
 def _random(name: str, size: torch.Size, source: torch.Generator) -> Tensor:
+    sharpness = _SHARPNESS if ".q_" in name or ".k_" in name else 1.0
     if len(size) == 1:
-        return torch.ones(size, dtype=torch.bfloat16)
-    scale = _EMBEDDING_SCALE if "embed_tokens" in name else 1 / math.sqrt(size[-1])
+        return torch.full(size, math.sqrt(sharpness), dtype=torch.bfloat16)
+    scale = _EMBEDDING_SCALE if "embed_tokens" in name else sharpness / math.sqrt(size[-1])
     return torch.empty(size, dtype=torch.bfloat16).normal_(0, scale, generator=source)
