@@ -67,8 +67,10 @@ def load_original(config: EngineConfig, device: torch.device) -> Original:
         describe(original.eager.model, original.eager.calls, max_positions(config))
     except Unfamiliar as reason:
         _log.warning("nothing multiplies codes in layers that are not fused: %s", reason)
-        return _loaded(config, device, keeps_codes=False)
-    return original
+    else:
+        return original
+    del original  # or what is not in codes would be there twice
+    return _loaded(config, device, keeps_codes=False)
 
 
 def max_positions(config: EngineConfig) -> int | None:
