@@ -77,15 +77,52 @@ class AttentionBatch:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class StateRuns:
+    """The packed tokens of a step in runs, each of one sequence, which goes on from one state and
+    leaves another.
+
+    Runs of one sequence stand one behind the other: a run may read what the one before it has
+    written, and may write where it reads.
+    """
+
+    starts: (
+        Tensor  # [num_runs + 1] int32; the tokens of run r are `starts[r]` up to `starts[r + 1]`
+    )
+    sources: Tensor  # [num_runs, num_columns] int32: the pages that hold its state; -1: it is zero
+    targets: Tensor  # [num_runs, num_columns] int32
+    drawn: Tensor | None = None
+    """[num_tokens] bool: which were drawn, and are no prompt's; `None`: none of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class StatePlace:
+    """Where one of a layer's states lies among the pages of all of them.
+
+    It has rows (heads, or channels) none of which is cut: neighbours that lie in one page are a
+    segment.
+    """
+
+    segments: tuple[tuple[int, int, int, int], ...]
+    """First row, number of rows, column, and the byte of the page where the first one begins."""
+    shape: tuple[int, ...]
+    """Of the whole state; its rows are the first dimension."""
+    dtype: torch.dtype
+
+
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class LayerCaches:
-    """Where each layer of a model keeps keys and values, in the memory of all."""
+    """Where each layer of a model keeps keys and values, or states, in the memory of all."""
 
     views: tuple[Tensor, ...]
     """By layer: [num_pages, 2, num_kv_heads, block_size, head_dim], as `kv` in
     `kernels.attention.write_kv`, where pages are the blocks."""
     columns: tuple[int, ...]
     """By layer: which of a step's block tables, and slots, name its pages."""
+    memory: Tensor
+    """The bytes of all: uint8 [num_pages, bytes of a page]."""
+    states: tuple[StatePlace, ...] = ()
+    """Of layers that have some, in their order."""
 
 
 class Masks(NamedTuple):

@@ -21,12 +21,13 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from kernels.compile_check.variants import HEAD_DIMS, Variant, variants
-from kernels.triton.arguments import Groups, Sequences
+from kernels.triton.arguments import Groups, Sequences, StatePages
 
 _ARCHITECTURES = (80, 90, 100)
 _POINTERS = {torch.float16: "*fp16", torch.bfloat16: "*bf16", torch.float32: "*fp32"}
 _INDICES = {"tables_ptr", "parts_ptr", "merges_ptr", "arrivals_ptr", "query_starts_ptr"}
 _INDICES |= {*Sequences._fields, *Groups._fields}
+_INDICES |= {field for field in StatePages._fields if field.endswith("s_ptr")}
 _FP32 = {"outputs_ptr", "sums_ptr", "sinks_ptr", "cos_ptr", "sin_ptr"}
 _ALIGNED = re.compile(r"(?!table_stride)(.*[._])?(ptr|stride)|depth|columns|piece|inter")
 

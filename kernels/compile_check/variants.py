@@ -20,6 +20,7 @@ from kernels.triton import (
     sampling,
 )
 from kernels.triton.experts import products, routing, rows
+from kernels.triton.recurrent import convolutions, delta, scans
 from kernels.triton.walk import Tiling, dot_type, latent_heads
 from kernels.types import Routing
 
@@ -116,6 +117,7 @@ def variants(
         yield from _linear(of_type, dtype)
         yield from _scores(of_type, dtype)
         yield from _experts(of_type, dtype)
+        yield from _recurrent(of_type, dtype)
     for model, chosen in _ROUTINGS.items():
         yield from _routing(f"experts of {model}", chosen)
 
@@ -276,6 +278,29 @@ def _experts(name: str, dtype: torch.dtype) -> Iterator[Variant]:
     yield Variant(f"{kernel.__name__} {name} experts", kernel, dtype, add, types=types)
     kernel, types = products.add_gated, {"gates_ptr": "*fp32"}
     yield Variant(f"{kernel.__name__} {name} experts", kernel, dtype, add, types=types)
+
+
+def _recurrent(name: str, dtype: torch.dtype) -> Iterator[Variant]:
+    """Of Qwen3.5 and Kimi Linear, Mamba-2 in Granite 4-H, and convolutions as in LFM2 and all."""
+    kernel = delta.apply_delta
+    rows = {"q.head_stride": 128, "k.head_stride": 128, "v.head_stride": 128}
+    shape = {"KEY_DIM": 128, "VALUE_DIM": 128, "BLOCK": delta.value_block(128, 128)}
+    types = {"decay_ptr": "*fp32", "states.ptr": "*fp32"}
+    for kind, by_key in (("gdn", False), ("kda", True)):
+        constants: dict[str, Any] = {**rows, **shape, "BY_KEY": by_key}
+        yield Variant(f"{kernel.__name__} {name} {kind}", kernel, dtype, constants, types=types)
+    kernel, floats = scans.scan_runs, ("dt_ptr", "a_ptr", "d_ptr", "states.ptr")
+    rows = {"x.head_stride": 64, "b.head_stride": 128, "c.head_stride": 128}
+    constants = {**rows, "HEAD_DIM": 64, "STATE_DIM": 128, "BLOCK": scans.row_block(64, 128)}
+    types = dict.fromkeys(floats, "*fp32")
+    yield Variant(f"{kernel.__name__} {name}", kernel, dtype, constants, types=types)
+    kernel = convolutions.convolve_runs
+    for width, activated in ((3, False), (4, True)):
+        for tokens in (1, convolutions.TOKENS):
+            constants = {"WIDTH": width, "ACTIVATED": activated, "bias_ptr": None}
+            constants |= {"TOKENS": tokens, "BLOCK": convolutions.BLOCK}
+            at = f"{kernel.__name__} {name} over {width} by {tokens}"
+            yield Variant(at, kernel, dtype, constants)
 
 
 def _routing(name: str, chosen: Routing) -> Iterator[Variant]:

@@ -10,6 +10,7 @@ BEGIN_TARGET("avx2,fma,f16c")
 
 #include "attention/body.template.h"
 #include "layers/body.template.h"
+#include "recurrent/body.template.h"
 #include "sampling/body.template.h"
 END_TARGET
 #endif

@@ -10,6 +10,7 @@ BEGIN_TARGET("avx512f,avx512dq,avx512bw,avx512vl,fma")
 
 #include "attention/body.template.h"
 #include "layers/body.template.h"
+#include "recurrent/body.template.h"
 #include "sampling/body.template.h"
 END_TARGET
 #endif

@@ -4,4 +4,5 @@
 
 #include "attention/body.template.h"
 #include "layers/body.template.h"
+#include "recurrent/body.template.h"
 #include "sampling/body.template.h"

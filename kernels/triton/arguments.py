@@ -73,6 +73,20 @@ class HeadNorms(NamedTuple):
     eps: float
 
 
+class StatePages(NamedTuple):
+    """The states of a layer, by `kernels.types.StateRuns`; strides and offsets in elements."""
+
+    ptr: Pointer
+    page_stride: int
+    columns_ptr: Pointer  # [num_units] int32: which of a run's pages each unit lies in
+    offsets_ptr: Pointer  # [num_units] int32: and where it begins there
+    starts_ptr: Pointer
+    sources_ptr: Pointer
+    targets_ptr: Pointer
+    num_runs: int
+    num_columns: int
+
+
 def rows_of(tensor: Tensor) -> Rows:
     """`tensor` is [num_tokens, num_heads, head_dim], its heads in one piece."""
     return Rows(tensor, *tensor.stride()[:2])

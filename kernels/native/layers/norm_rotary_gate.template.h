@@ -1,30 +1,17 @@
 /* The small operations for one element type, T, and instruction set. */
 #include "processor/typed.template.h"
 
-/* Vector i of the row at `p`, of which `left` elements remain. */
-static inline vf TYPED(load_some)(const ELEMENT *p, int64_t left) {
-    return left >= LANES ? LOAD(p) : LOAD_END(p, (int)left);
-}
-
-static inline void TYPED(store_some)(ELEMENT *p, vf x, int64_t left) {
-    if (left >= LANES) {
-        STORE(p, x);
-    } else {
-        STORE_END(p, x, (int)left);
-    }
-}
-
 static inline vf TYPED(load_weight)(const void *weight, bool is_f32, int64_t i, int64_t left) {
     if (is_f32) {
         const float *p = (const float *)weight + i;
         return left >= LANES ? v_load_f32(p) : v_load_end_f32(p, (int)left);
     }
-    return TYPED(load_some)((const ELEMENT *)weight + i, left);
+    return LOAD_SOME((const ELEMENT *)weight + i, left);
 }
 
 /* What of a row is above its mean; beyond its end lie zeros. */
 static inline vf TYPED(centred)(const ELEMENT *p, float mean, int64_t left) {
-    const vf x = v_sub(TYPED(load_some)(p, left), v_set(mean));
+    const vf x = v_sub(LOAD_SOME(p, left), v_set(mean));
     if (left >= LANES) {
         return x;
     }
@@ -36,7 +23,7 @@ static inline vf TYPED(centred)(const ELEMENT *p, float mean, int64_t left) {
 static float TYPED(mean)(const ELEMENT *row, int64_t dim) {
     vf sum = v_set(0.0f);
     for (int64_t i = 0; i < dim; i += LANES) {
-        sum = v_add(sum, TYPED(load_some)(row + i, dim - i));
+        sum = v_add(sum, LOAD_SOME(row + i, dim - i));
     }
     return v_sum(sum) / (float)dim;
 }
@@ -60,12 +47,12 @@ static void TYPED(layer_norm)(const pw_norm *call, const ELEMENT *row, ELEMENT *
     const vf factor = TYPED(shrink)(call, TYPED(squares_around)(row, dim, mean));
     for (int64_t i = 0; i < dim; i += LANES) {
         const int64_t left = dim - i;
-        const vf x = v_mul(v_sub(TYPED(load_some)(row + i, left), v_set(mean)), factor);
+        const vf x = v_mul(v_sub(LOAD_SOME(row + i, left), v_set(mean)), factor);
         vf y = v_mul(x, TYPED(load_weight)(call->weight, call->weight_is_f32, i, left));
         if (call->bias) {
             y = v_add(y, TYPED(load_weight)(call->bias, call->weight_is_f32, i, left));
         }
-        TYPED(store_some)(output + i, y, left);
+        STORE_SOME(output + i, y, left);
     }
 }
 
@@ -78,11 +65,11 @@ static void TYPED(norm)(const pw_norm *call, int64_t begin, int64_t end) {
         ELEMENT *output = (ELEMENT *)call->output + token * call->output_row;
         vf squares = v_set(0.0f);
         for (int64_t i = 0; i < dim; i += LANES) {
-            vf x = TYPED(load_some)(residual + i, dim - i);
+            vf x = LOAD_SOME(residual + i, dim - i);
             if (update) {
-                x = v_add(x, TYPED(load_some)(update + i, dim - i));
-                TYPED(store_some)(residual + i, x, dim - i);
-                x = TYPED(load_some)(residual + i, dim - i); /* as it is stored */
+                x = v_add(x, LOAD_SOME(update + i, dim - i));
+                STORE_SOME(residual + i, x, dim - i);
+                x = LOAD_SOME(residual + i, dim - i); /* as it is stored */
             }
             squares = v_fma(x, x, squares);
         }
@@ -95,9 +82,9 @@ static void TYPED(norm)(const pw_norm *call, int64_t begin, int64_t end) {
         }
         const vf factor = TYPED(shrink)(call, squares);
         for (int64_t i = 0; i < dim; i += LANES) {
-            const vf x = v_mul(TYPED(load_some)(residual + i, dim - i), factor);
+            const vf x = v_mul(LOAD_SOME(residual + i, dim - i), factor);
             const vf weight = TYPED(load_weight)(call->weight, call->weight_is_f32, i, dim - i);
-            TYPED(store_some)(output + i, v_mul(x, weight), dim - i);
+            STORE_SOME(output + i, v_mul(x, weight), dim - i);
         }
     }
 }
@@ -125,7 +112,7 @@ static inline void TYPED(turn_head)(const pw_rotation *call, const ELEMENT *sour
     const int64_t dim = call->head_dim, half = call->half;
     const float *cosines = call->cos + position * half, *sines = call->sin + position * half;
     for (int64_t i = 0; i < dim; i += LANES) {
-        v_store_f32(head + i, TYPED(load_some)(source + i, dim - i));
+        v_store_f32(head + i, LOAD_SOME(source + i, dim - i));
     }
     if (weight) {
         TYPED(norm_head)(call, weight, is_f32, head);
@@ -143,7 +130,7 @@ static inline void TYPED(turn_head)(const pw_rotation *call, const ELEMENT *sour
         head[half + i] = second * cosines[i] + first * sines[i];
     }
     for (i = 0; i < dim; i += LANES) {
-        TYPED(store_some)(target + i, v_load_f32(head + i), dim - i);
+        STORE_SOME(target + i, v_load_f32(head + i), dim - i);
     }
 }
 
@@ -226,12 +213,12 @@ static void TYPED(gate)(const pw_gating *call, int64_t begin, int64_t end) {
         const ELEMENT *first = (const ELEMENT *)call->gate_up + token * call->gate_up_row;
         ELEMENT *output = (ELEMENT *)call->output + token * inter;
         for (int64_t i = 0; i < inter; i += LANES) {
-            vf active = TYPED(activate)(TYPED(load_some)(first + i, inter - i), activation);
+            vf active = TYPED(activate)(LOAD_SOME(first + i, inter - i), activation);
             if (!call->is_plain) {
-                const vf second = TYPED(load_some)(first + inter + i, inter - i);
+                const vf second = LOAD_SOME(first + inter + i, inter - i);
                 active = v_mul(active, TYPED(gated)(second, activation));
             }
-            TYPED(store_some)(output + i, active, inter - i);
+            STORE_SOME(output + i, active, inter - i);
         }
     }
 }

@@ -5,3 +5,5 @@
 #define STORE CAT(v_store_, T)
 #define LOAD_END CAT(v_load_end_, T)
 #define STORE_END CAT(v_store_end_, T)
+#define LOAD_SOME CAT(v_load_some_, T)
+#define STORE_SOME CAT(v_store_some_, T)

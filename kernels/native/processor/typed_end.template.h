@@ -5,4 +5,6 @@
 #undef STORE
 #undef LOAD_END
 #undef STORE_END
+#undef LOAD_SOME
+#undef STORE_SOME
 #undef T

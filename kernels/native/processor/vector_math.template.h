@@ -70,21 +70,32 @@ static inline vf v_tanh(vf x) {
     return v_where_ge(square, v_set(0.390625f), far, series);
 }
 
-/* The first n lanes of a vector, n < LANES; the others are 0. */
-#define DEFINE_ENDS(T)                                                          \
-    static inline vf CAT(v_load_end_, T)(const CAT(pw_, T) * p, int n) {        \
-        CAT(pw_, T) all[LANES] = {0};                                           \
-        for (int i = 0; i < n; i++) {                                           \
-            all[i] = p[i];                                                      \
-        }                                                                       \
-        return CAT(v_load_, T)(all);                                            \
-    }                                                                           \
-    static inline void CAT(v_store_end_, T)(CAT(pw_, T) * p, vf x, int n) {     \
-        CAT(pw_, T) all[LANES];                                                 \
-        CAT(v_store_, T)(all, x);                                               \
-        for (int i = 0; i < n; i++) {                                           \
-            p[i] = all[i];                                                      \
-        }                                                                       \
+/* The first n lanes of a vector, n < LANES; the others are 0. And vectors of a row of which `left`
+ * elements remain. */
+#define DEFINE_ENDS(T)                                                              \
+    static inline vf CAT(v_load_end_, T)(const CAT(pw_, T) * p, int n) {            \
+        CAT(pw_, T) all[LANES] = {0};                                               \
+        for (int i = 0; i < n; i++) {                                               \
+            all[i] = p[i];                                                          \
+        }                                                                           \
+        return CAT(v_load_, T)(all);                                                \
+    }                                                                               \
+    static inline void CAT(v_store_end_, T)(CAT(pw_, T) * p, vf x, int n) {         \
+        CAT(pw_, T) all[LANES];                                                     \
+        CAT(v_store_, T)(all, x);                                                   \
+        for (int i = 0; i < n; i++) {                                               \
+            p[i] = all[i];                                                          \
+        }                                                                           \
+    }                                                                               \
+    static inline vf CAT(v_load_some_, T)(const CAT(pw_, T) * p, int64_t left) {    \
+        return left >= LANES ? CAT(v_load_, T)(p) : CAT(v_load_end_, T)(p, (int)left); \
+    }                                                                               \
+    static inline void CAT(v_store_some_, T)(CAT(pw_, T) * p, vf x, int64_t left) { \
+        if (left >= LANES) {                                                        \
+            CAT(v_store_, T)(p, x);                                                 \
+        } else {                                                                    \
+            CAT(v_store_end_, T)(p, x, (int)left);                                  \
+        }                                                                           \
     }
 DEFINE_ENDS(f32)
 DEFINE_ENDS(bf16)

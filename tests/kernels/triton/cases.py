@@ -8,7 +8,6 @@ test run may have imported it already.
 from __future__ import annotations
 
 import json
-import os
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
@@ -20,6 +19,7 @@ from engine.run.graphs.padding import tensors_of, with_tensors
 from kernels.attention import attend, write_kv
 from kernels.kv_format import KvDtype, row_size, storage_dtype
 from kernels.types import AttentionBatch, PrefixGroups
+from tests.kernels.triton.interpreter import interpret
 
 
 @dataclass(frozen=True)
@@ -335,7 +335,7 @@ def main(device: torch.device) -> None:
 if __name__ == "__main__":
     where = torch.device(sys.argv[1])
     if where.type == "cpu":
-        os.environ["TRITON_INTERPRET"] = "1"
+        interpret()
     torch.set_num_threads(1)
     # Fills what `torch.empty` returns with NaN; on a GPU there is not always a deterministic way.
     torch.use_deterministic_algorithms(True, warn_only=True)

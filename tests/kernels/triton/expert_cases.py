@@ -8,7 +8,6 @@ of experts by their names, and answers to questions.
 from __future__ import annotations
 
 import json
-import os
 import sys
 from dataclasses import dataclass, replace
 from typing import Any
@@ -19,6 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from kernels.reference import experts as reference
 from kernels.types import Activation, Experts, Routing
+from tests.kernels.triton.interpreter import interpret
 
 NUM_TOKENS = 9
 ROUTINGS = {
@@ -277,7 +277,7 @@ def main(device: torch.device) -> None:
 if __name__ == "__main__":
     where = torch.device(sys.argv[1])
     if where.type == "cpu":
-        os.environ["TRITON_INTERPRET"] = "1"
+        interpret()
     torch.set_num_threads(1)
     # Fills what `torch.empty` returns with NaN; on a GPU there is not always a deterministic way.
     torch.use_deterministic_algorithms(True, warn_only=True)

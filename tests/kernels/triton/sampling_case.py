@@ -5,9 +5,9 @@ Prints how many tokens differ and how many there are; then the same of penalised
 
 from __future__ import annotations
 
-import os
-
 import torch
+
+from tests.kernels.triton.interpreter import interpret
 
 
 def draws() -> tuple[int, int]:
@@ -47,5 +47,5 @@ def penalties() -> tuple[int, int]:
 
 
 if __name__ == "__main__":
-    os.environ["TRITON_INTERPRET"] = "1"
+    interpret()
     print(*draws(), *penalties())

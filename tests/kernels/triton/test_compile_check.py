@@ -39,19 +39,23 @@ def test_no_kernel_spills() -> None:
         "add_and_norm",
         "add_gated",
         "add_weighted",
+        "apply_delta",
         "attend_chunk",
         "attend_own",
         "attend_shared",
         "choose_experts",
+        "convolve_runs",
         "draw_rows",
         "merge_chunk",
         "multiply_by_expert",
         "rotate_and_store",
+        "scan_runs",
         "sort_by_expert",
         "write_slots",
     }
     # What every step of a small model runs, and one of experts.
     plain = "bfloat16 64( grouped)?$|draw_rows|bfloat16 experts(?!.*biases)|gpt-oss"
+    plain += "|bfloat16 gdn|scan_runs|over 4 by 1$"
     done = check("--dtype", "bfloat16", "--head-dim", "64", "--only", plain, "--json")
     assert done.returncode == 0, done.stderr
     usages = json.loads(done.stdout)
