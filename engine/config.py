@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from engine.blocks.eviction_policy import Eviction
+from engine.blocks.eviction.policy import Eviction
 from engine.declared import Amount, AutoCount, Count, Positive, Share, declared
 
 Device = Literal["auto", "cpu", "cuda"]
@@ -85,7 +85,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     kv_events_topic: Annotated[str, "Topic of these events."] = ""
     block_size: Annotated[Count, "Tokens of KV in a block."] = 16
     max_context_tokens: Annotated[
-        AutoCount, "Prompt plus output of one request; auto is the model's own limit."
+        AutoCount,
+        "Prompt plus output of one request; auto is the model's own limit, 32768 where it names "
+        "none.",
     ] = None
     step_token_budget: Annotated[
         AutoCount,
@@ -122,7 +124,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     ] = 0.25
     eviction: Annotated[
         Eviction,
-        "Which cached block goes first: by adaptive replacement, or the least recently used one.",
+        "Which cached block goes first: by adaptive replacement (with recurrent states: what is "
+        "worth least), or the least recently used one.",
     ] = "arc"
     recovery: Annotated[
         Recovery, "How a preempted request comes back; auto is what is predicted to be faster."

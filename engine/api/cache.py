@@ -14,10 +14,11 @@ because the tenant leased too much, or because it had run out; or its tenant was
 class BlockFate(msgspec.Struct, frozen=True):
     """What has become of a block: `evicted` so many seconds ago, and why.
 
-    What was evicted long ago, or was never there, is unknown.
+    What was evicted long ago, or was never there, is unknown. Where layers keep a state there may
+    be keys, and `no_state` behind them to go on from.
     """
 
-    state: Literal["present", "evicted", "unknown"]
+    state: Literal["present", "evicted", "no_state", "unknown"]
     seconds_ago: float = 0.0
     why: Loss | None = None
 
@@ -66,14 +67,22 @@ class ChainBreak(msgspec.Struct, frozen=True, kw_only=True):
     All that may be found was, but for a part of a block (`prompt_ends`), or that is less than a
     block; it asks for nothing of the cache; or the next block was `evicted`, so many seconds ago
     and for the loss `evicted_by`; it was there, but computed again all the same (`not_used`), as
-    that is faster, or is to tell log-probabilities; or nothing is known of it.
+    that is faster, or is to tell log-probabilities; the keys of `keys_tokens` more were there, but
+    no state behind any of them (`no_state`); or nothing is known of it.
     """
 
     tokens: int
     why: Literal[
-        "prompt_ends", "prefix_shorter_than_block", "not_asked", "evicted", "not_used", "unknown"
+        "prompt_ends",
+        "prefix_shorter_than_block",
+        "not_asked",
+        "evicted",
+        "not_used",
+        "no_state",
+        "unknown",
     ]
     evicted_by: Loss | None = None
+    keys_tokens: int = 0
     seconds_ago: float = 0.0
 
 

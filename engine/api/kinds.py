@@ -15,10 +15,16 @@ import msgspec
 
 _FAR: Final = 1 << 32
 """Tokens: no sequence has so many."""
+_STATES: Final = 3
+"""Of a sequence at a time: what a step reads and writes, and one that others are to go on from."""
 
 
-class Kind(msgspec.Struct, frozen=True):
-    """Layers with attention to every token before, to a window of them, to a chunk, or to both."""
+class Kind(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Layers with attention to every token before, to a window of them, to a chunk, or to both; or
+    with a state of fixed size, which every token overwrites.
+
+    A block with a state holds it as it was behind the last token that was computed of the block's.
+    """
 
     window: int | None = None
     """A token sees the last so many, itself included."""
@@ -27,6 +33,8 @@ class Kind(msgspec.Struct, frozen=True):
     """
     pages: int = 1
     """What a block takes of the memory."""
+    is_state: bool = False
+    """Whether all that is kept is a state."""
 
     @property
     def longest(self) -> int | None:
@@ -36,10 +44,14 @@ class Kind(msgspec.Struct, frozen=True):
     @property
     def forgets(self) -> bool:
         """Whether it comes to need tokens no more."""
-        return self.window is not None or self.chunk is not None
+        return self.is_state or self.window is not None or self.chunk is not None
 
     def first_needed(self, num_tokens: int) -> int:
-        """The first token that those behind the first `num_tokens` may see."""
+        """The first token that those behind the first `num_tokens` may see; of a state the last of
+        these, behind which it is.
+        """
+        if self.is_state:
+            return max(0, num_tokens - 1)
         first = 0 if self.window is None else max(0, num_tokens - self.window + 1)
         return first if self.chunk is None else max(first, num_tokens - num_tokens % self.chunk)
 
@@ -52,6 +64,8 @@ class Kind(msgspec.Struct, frozen=True):
         computed, or have been: at the start of a step, what is behind is given back.
         """
         most = -(-num_tokens // block_size)
+        if self.is_state:
+            return min(most, _STATES)
         if self.longest is None:
             return most
         return min(most, (self.longest + step + block_size - 3) // block_size + 1)
@@ -59,6 +73,18 @@ class Kind(msgspec.Struct, frozen=True):
 
 EVERYTHING = Kind()
 """Of a model whose layers are all alike, and see all: a block is a page."""
+
+
+def block_pages(kinds: Collection[Kind]) -> int:
+    """Of a block of each kind: what its tokens take while all layers remember them. States, which
+    few blocks have, are beside that, unless there is nothing else.
+    """
+    return sum(kind.pages for kind in kinds if not kind.is_state) or next_pages(kinds)
+
+
+def next_pages(kinds: Iterable[Kind]) -> int:
+    """What a sequence takes when it begins a block: one of each kind."""
+    return sum(kind.pages for kind in kinds)
 
 
 def most_pages(

@@ -52,10 +52,14 @@ class CachePolicy(msgspec.Struct, frozen=True, kw_only=True):
     block they end; `None`: all, and what is generated; 0: nothing. These blocks are leased for
     `lease_s` seconds after the tenant's last use of them: up to its `max_leased_blocks`, they are
     the last to be evicted. With 0 only the leases that they have are renewed.
+
+    Later prompts are expected to go on behind one of the `ends`, as tokens of this one: where a
+    client says so, and where this conversation's next turn parts from it. Unsaid, that is its end.
     """
 
     lease_s: float = 0.0
     up_to: int | None = None
+    ends: tuple[int, ...] = ()
 
 
 NOTHING_CACHED: Final = CachePolicy(up_to=0)
@@ -148,6 +152,11 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
     pin: str | None = None
     priority: int = 0
     conversation: str | None = None
+
+    def without_answers(self) -> EngineRequest:
+        """The same, which leaves nothing in the cache that is behind its prompt."""
+        most = len(self.prompt) if self.cache.up_to is None else self.cache.up_to
+        return msgspec.structs.replace(self, cache=msgspec.structs.replace(self.cache, up_to=most))
 
     @property
     def num_outputs(self) -> int:

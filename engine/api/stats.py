@@ -6,7 +6,7 @@ from typing import Final
 
 import msgspec
 
-from engine.api.kinds import EVERYTHING, Kind, most_pages, most_tokens
+from engine.api.kinds import EVERYTHING, Kind, block_pages, most_pages, most_tokens
 
 
 class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -38,6 +38,9 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     rotary_switch: int | None = None
     """A sequence of more tokens than this is computed with other rotary factors, from its first
     token on, and shares no block with shorter ones; `None`: one set of factors serves all."""
+    limits_prompts: bool = False
+    """Whether tokens of prompts go through states otherwise than those that are drawn, so that no
+    prompt can go on from what was drawn."""
     has_grammars: bool = False
     """Whether outputs can be held to a grammar: the model has a tokenizer that tells its tokens'
     bytes, and an end token."""
@@ -52,7 +55,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def block_pages(self) -> int:
         """Pages of a block of each kind."""
-        return sum(kind.pages for kind in self.kinds)
+        return block_pages(self.kinds)
 
     def pages_for(self, shared: int, total: int, lines: int = 1) -> int:
         """What `lines` sequences of `total` tokens hold at most, of which the first `shared` are

@@ -82,6 +82,8 @@ def make_runner(
     masks = None if parts.vocabulary is None else Masks(parts.vocabulary, followers)
     if parts.model.device.type != "cuda":
         return ModelRunner(parts.model, costs, grouping, masks=masks), None
+    if parts.model.pages.state_pages:  # modules that keep a state read a step's runs on the host
+        return AheadRunner(parts.model, costs, grouping, masks=masks), None
     record = CudaRecorder(parts.model.device)
     graphs, pieces = make_graphs(parts, record), make_pieces(parts, record)
     graphs.record()

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import logging
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Final
 
 import msgspec
 from transformers.utils import logging as transformers_logging
 
-from engine.api import EngineError, EngineInfo
+from engine.api import EngineError, EngineInfo, block_pages, next_pages
 from engine.config import EngineConfig
 from engine.draft_model.loading import load_draft
 from engine.grammar.vocabulary import Vocabulary, load_vocabulary
@@ -36,6 +36,8 @@ from engine.system.threads import threads_of_rank
 from kernels import backends
 
 _log = logging.getLogger(__name__)
+_UNNAMED_CONTEXT: Final = 32_768
+"""Tokens, where a model names no limit: where nothing but states is kept, no memory sets one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +62,8 @@ def load_parts(config: EngineConfig, tell: Callable[[str], None] = lambda _: Non
     For `tell` and errors see `engine.assembly.assemble.load_core`.
     """
     transformers_logging.disable_progress_bar()
+    # It tells whoever compares with its own modules to install kernels that do not serve here.
+    logging.getLogger("transformers.integrations.hub_kernels").setLevel(logging.ERROR)
     threads = threads_of_rank(config.threads, config.tensor_parallel)
     config = msgspec.structs.replace(config, threads=threads)
     choice = choose_kernel_paths(config)
@@ -81,16 +85,15 @@ def load_parts(config: EngineConfig, tell: Callable[[str], None] = lambda _: Non
     # One page more, for rows that only fill a batch up, is nobody's.
     num_blocks = _kv_memory_bytes(config, model, draft, block_bytes) // block_bytes
     num_host_blocks = config.host_memory_bytes // host_block_bytes
-    if num_blocks < 1:
-        raise EngineError(f"kv_memory: a single block takes {block_bytes} bytes")
-    if config.host_memory_bytes and not num_host_blocks:
-        raise EngineError(f"host_memory: a single block takes {host_block_bytes} bytes")
+    _require_room("kv_memory", num_blocks, block_bytes, model)
+    if config.host_memory_bytes:
+        _require_room("host_memory", num_host_blocks, host_block_bytes, model)
     with memory_for(f"{num_blocks * block_bytes >> 20} MiB of KV cache", "lower kv_memory"):
-        model.allocate(num_blocks * model.pages.num_columns + 1)
+        model.allocate(num_blocks * block_pages(model.kinds) + 1)
         if draft is not None:
             draft.allocate(num_blocks + 1)
     with memory_for(f"{config.host_memory_bytes >> 20} MiB behind it", "lower host_memory"):
-        model.allocate_host(num_host_blocks * model.pages.num_columns)
+        model.allocate_host(num_host_blocks * block_pages(model.kinds))
     info = _info(config, model, fingerprint, num_blocks, block_bytes)
     size, ends = info.vocab_size, info.eos_token_ids
     vocabulary = load_vocabulary(Path(config.model_path), size, ends)
@@ -99,6 +102,16 @@ def load_parts(config: EngineConfig, tell: Callable[[str], None] = lambda _: Non
     if num_host_blocks:
         costs = calibrate(model, step_size(config).tokens, info.max_context_tokens)
     return Parts(config, info, model, costs, draft, vocabulary)
+
+
+def _require_room(setting: str, num_blocks: int, block_bytes: int, model: PagedModel) -> None:
+    """Raises `EngineError` where so many blocks hold none of each kind: a state may take more pages
+    than what is beside it.
+    """
+    least = -(-next_pages(model.kinds) // block_pages(model.kinds))
+    if num_blocks < least:
+        state = " with its state" if model.pages.state_pages else ""
+        raise EngineError(f"{setting}: a single block{state} takes {least * block_bytes} bytes")
 
 
 def _rounding(model: PagedModel, choice: Choice) -> str:
@@ -151,6 +164,8 @@ def profiled_kv_bytes(
             partial(graphs_of, config, one, most, 1, memory, record),
             partial(pieces_of, config, one, 1, memory, record),
         ]
+        if one.pages.state_pages:
+            kinds = []  # nothing of it is recorded
         own = min(most, context_limit(config, one))
         needs.append(profile(one, size, own, memory, kinds))
     together = replace(
@@ -166,10 +181,10 @@ def _kv_layout(config: EngineConfig, model: PagedModel, block_bytes: int) -> Lay
 
 
 def context_limit(config: EngineConfig, model: PagedModel) -> int:
-    """Tokens that a request may have by configuration and model; `sys.maxsize` for no limit."""
+    """Tokens that a request may have by configuration and model."""
     of_model = getattr(model.weights.config, "max_position_embeddings", None)
     limits = (of_model, config.max_context_tokens)
-    return min((limit for limit in limits if limit), default=sys.maxsize)
+    return min((limit for limit in limits if limit), default=_UNNAMED_CONTEXT)
 
 
 def _info(
@@ -188,7 +203,7 @@ def _info(
         block_bytes=block_bytes,
         num_pages=len(model.memory) - 1,
         kinds=model.kinds,
-        num_host_blocks=len(model.host_memory) // model.pages.num_columns,
+        num_host_blocks=len(model.host_memory) // block_pages(model.kinds),
         step_tokens=step_size(config).tokens,
         max_context_tokens=context_limit(config, model),
         max_running_sequences=step_size(config).sequences,
@@ -196,6 +211,7 @@ def _info(
         eos_token_ids=model.weights.eos_token_ids,
         hash_extras=fingerprint,
         rotary_switch=model.weights.rotary_switch,
+        limits_prompts=model.weights.limits_prompts,
         logit_error=model.logit_error,
     )
     most = min(info.max_context_tokens, info.longest(info.memory_pages))

@@ -19,6 +19,7 @@ from engine.config import EngineConfig
 from engine.logs import log_process
 from engine.serve.messages import Failed, Loading, encode
 from engine.serve.supervisor import RemoteEngine, RunningEngine
+from engine.system.late_compiler import import_late
 from engine.system.secrecy import forbid_core_dumps, without_secrets
 from engine.system.threads import thread_environment
 
@@ -115,6 +116,7 @@ def main() -> None:
     # The heavy imports come late: a bad command line should fail at once. They leave half a million
     # objects for good, which the garbage collector would look through again and again.
     gc.disable()
+    import_late("torch._dynamo")
     from engine.assembly.assemble import load_core
     from engine.serve.kv_events import make_publisher
     from engine.serve.loop import serve

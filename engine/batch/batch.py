@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, chain
-from typing import Any
+from typing import Any, Final
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -14,10 +14,11 @@ import torch
 from torch import Tensor
 
 from engine.api.kinds import EVERYTHING, Kind
+from engine.batch.states import state_runs
 from engine.blocks.table import BlockTable
 from engine.sequences.plan import ScheduledChunk, StepPlan
 from kernels.prefix_groups import GroupFinder, GroupingRule, HostGroups, Integers
-from kernels.types import AttentionBatch, Chunk, PrefixGroups
+from kernels.types import AttentionBatch, Chunk, PrefixGroups, StateRuns
 
 _SPARE = 16
 _Part = tuple[Sequence[int], int, int, Sequence[int] | Integers]
@@ -36,6 +37,10 @@ class _Followed:
     pages: npt.NDArray[np.int32]  # [num_columns, at least the longest length]
 
 
+_ANY_PAGES: Final = np.broadcast_to(np.int32(0), 1 << 31)
+"""As many as anybody has tokens for; they take no memory."""
+
+
 class TableMirror:
     """Follows block tables by what their rows allow themselves: to grow, to replace the last block,
     and to forget the first ones.
@@ -44,12 +49,13 @@ class TableMirror:
     """
 
     def __init__(self, kinds: Sequence[Kind] = (EVERYTHING,)) -> None:
-        """Of blocks of these kinds: a column is a kind and one of its blocks' pages."""
-        ends = list(accumulate(kind.pages for kind in kinds))
-        self._columns = [
-            slice(end - kind.pages, end) for kind, end in zip(kinds, ends, strict=True)
-        ]
-        self._num_columns = ends[-1]
+        """Of blocks of these kinds: a column is a kind and one of its blocks' pages. States, which
+        come last, are in none; where there is nothing else, one column has any pages.
+        """
+        seen = [kind for kind in kinds if not kind.is_state]
+        ends = list(accumulate(kind.pages for kind in seen))
+        self._columns = [slice(end - kind.pages, end) for kind, end in zip(seen, ends, strict=True)]
+        self._num_columns = ends[-1] if ends else 1
         self._tables: WeakKeyDictionary[BlockTable, _Followed] = WeakKeyDictionary()
 
     def row(self, table: BlockTable) -> npt.NDArray[np.int32]:
@@ -57,7 +63,9 @@ class TableMirror:
         columns; they hold until the next call. What was forgotten is any page, as what some kind
         does not hold yet.
         """
-        rows, known = table.rows, self._tables.get(table)
+        if not self._columns:
+            return _ANY_PAGES
+        rows, known = table.rows[: len(self._columns)], self._tables.get(table)
         if known is None:
             pages = np.zeros((self._num_columns, 0), np.int32)
             known = self._tables[table] = _Followed(list(rows), [0] * len(rows), pages)
@@ -99,6 +107,9 @@ class Batch:
     """[num_tokens] bool: whose sequence is longer than the `rotary_switch`, if there is one."""
     more: MoreColumns | None = None
     """Those behind the first column, if there are any."""
+    states: StateRuns | None = None
+    """In the host's memory. Where a model has states and none are said, each sequence begins with
+    none, and nobody goes on with it."""
 
     @property
     def columns(self) -> list[AttentionBatch]:
@@ -134,6 +145,7 @@ class BatchBuilder:
         if rule is not None and not kinds[0].forgets:
             self._finder = GroupFinder(block_size, rule)
         self._tables = TableMirror(kinds)
+        self._has_states = any(kind.is_state for kind in kinds)
         self._found: HostGroups | None = None
         self._groups: PrefixGroups | None = None
         self._spared = 0
@@ -145,20 +157,28 @@ class BatchBuilder:
         position that is scored.
 
         Where the host does not know a token, it is 0. A draft is packed like a sequence of its own
-        that begins with the blocks of the one that it continues: a step that decodes stays one.
+        that begins with the blocks of the one that it continues, and so is each token that is
+        computed again with a newest one: a step that decodes stays one.
         """
         chunks = plan.chunks
         firsts = first_rows(plan)
         places = list(zip(chunks, firsts, strict=True))
         rows = [row for chunk, first in places for row in _drawing(chunk, first)]
         rows += [first + at - chunk.start for chunk, first in places for at in chunk.scored]
-        parts = [part for chunk in chunks for part in self._parts(chunk)]
+        parts = [
+            part
+            for number, chunk in enumerate(chunks)
+            for part in self._parts(chunk, one_by_one=number < plan.num_decoding)
+        ]
         batch = pack(parts, rows, self._block_size, self._device, self._group)
-        return replace(batch, is_long=self._is_long(chunks))
+        states = state_runs(chunks, self._block_size) if self._has_states else None
+        return replace(batch, is_long=self._is_long(chunks), states=states)
 
-    def _parts(self, chunk: ScheduledChunk) -> Iterator[_Part]:
-        pages = self._tables.row(chunk.sequence.table)
-        yield _token_ids(chunk), chunk.start, chunk.count, pages
+    def _parts(self, chunk: ScheduledChunk, *, one_by_one: bool) -> Iterator[_Part]:
+        pages, token_ids = self._tables.row(chunk.sequence.table), _token_ids(chunk)
+        length = 1 if one_by_one else chunk.count
+        for start in range(chunk.start, chunk.start + chunk.count, length):
+            yield token_ids, start, length, pages
         for position, token_id in enumerate(chunk.drafts, chunk.start + chunk.count):
             yield _Only(token_id), position, 1, pages
 

@@ -15,7 +15,7 @@ from typing import Final
 
 from engine.api import ChainPage, ChainPlace, ChainState, EngineRequest
 from engine.blocks.hashing import HASH_BYTES
-from engine.blocks.rows import usable
+from engine.blocks.lookup import usable
 from engine.blocks.tiers import Tiers
 
 _BYTES: Final = 1 << 20

@@ -90,6 +90,10 @@ class PartialHits:
         """Where a findable block stands, if it was added with its place."""
         return self._places.get(block) or self._fresh.get(block)
 
+    def is_followed(self, where: Place) -> bool:
+        """Whether anything is known to stand there, whatever it holds."""
+        return where.chain in self._siblings
+
     def longest(self, where: Place) -> PartialHit | None:
         """The block that has most leading tokens in common with `where`."""
         siblings = self._siblings.get(where.chain, [])

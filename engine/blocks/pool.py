@@ -18,10 +18,11 @@ from collections.abc import Callable, Collection, Container, Iterable, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from engine.api import EVERYTHING, Kind, Loss
-from engine.blocks.eviction import EvictionQueue
-from engine.blocks.eviction_policy import Eviction
-from engine.blocks.leases import Leases, LeaseTerms
+from engine.api import EVERYTHING, Kind, Loss, block_pages
+from engine.blocks.eviction.leases import Leases, LeaseTerms
+from engine.blocks.eviction.policy import Eviction
+from engine.blocks.eviction.queue import EvictionQueue
+from engine.blocks.eviction.worth import Purpose
 from engine.blocks.listeners import Listener
 from engine.blocks.partial_hits import Place
 
@@ -55,11 +56,9 @@ class BlockPool:
         self._tails: set[int] = set()
         self._kinds_of = [0] * num_pages
         self._sizes = [1] * num_pages
-        most = max(kind.pages for kind in kinds)
-        self._queue = EvictionQueue(num_pages, eviction, clock, self._listener, self._sizes, most)
-        self.pages: npt.NDArray[np.int32] = np.tile(
-            np.arange(num_pages, dtype=np.int32)[:, None], most
-        )
+        self._queue = EvictionQueue(num_pages, eviction, clock, self._listener, self._sizes, kinds)
+        pages = np.arange(num_pages, dtype=np.int32)[:, None]
+        self.pages: npt.NDArray[np.int32] = np.tile(pages, max(kind.pages for kind in kinds))
         """Of each block in use or cached, by its number: [num_pages, most pages of a block]."""
         self._block_on = list(range(num_pages))
         self.block_on: Sequence[int] = self._block_on
@@ -77,8 +76,8 @@ class BlockPool:
 
     @property
     def block_pages(self) -> int:
-        """Of a block of each kind: what its tokens take while all layers remember them."""
-        return sum(kind.pages for kind in self.kinds)
+        """See `engine.api.kinds.block_pages`."""
+        return block_pages(self.kinds)
 
     @property
     def num_blocks(self) -> int:
@@ -111,7 +110,7 @@ class BlockPool:
 
     def count(self, blocks: Collection[int]) -> int:
         """The pages of distinct blocks."""
-        if len(self.kinds) == 1:
+        if self.pages.shape[1] == 1:
             return len(blocks)
         return sum(map(self._sizes.__getitem__, blocks))
 
@@ -153,8 +152,7 @@ class BlockPool:
         """
         if not hits and not released:
             return count <= self._queue.available(owner)
-        free = 0
-        cached: Counter[str] = Counter()
+        free, cached = 0, Counter[str]()
         drops = Counter(block for blocks in released for block in blocks)
         for block, dropped in drops.items():
             if self._refs[block] == dropped:
@@ -242,13 +240,14 @@ class BlockPool:
         parent: bytes | None = None,
         is_tail: bool = False,
         kind: int = 0,
+        purpose: Purpose = Purpose.LAST,
     ) -> None:
         """Make the full block findable. A hash that another block holds already stays there.
 
         With `where`: its first tokens as well, once they are computed. With `owner`: it is this
         tenant's, whoever has allocated it. A tail is partly filled, and found by these alone. The
-        hash of the `parent` is in `where`, too; a first block has none. Blocks of other kinds than
-        the first lie beside that one's.
+        hash of the `parent` is in `where`, too; a first block has none. Those of other kinds lie
+        beside that of the first one; a state was left for a `purpose`.
         """
         assert self._refs[block] > 0, "only a block in use can be registered"
         assert self._hashes[block] is None, "a full block is immutable"
@@ -261,6 +260,8 @@ class BlockPool:
             self._tails.add(block)
         if owner is not None:
             self._owners[block] = owner
+        before = parent if where is None else where.parent_hash
+        self._queue.stored(block, key, kind, before, self._owners[block], purpose)
         self._listener.stored(block, None if is_tail else block_hash, where, parent, kind)
 
     def hash_of(self, block: int) -> bytes | None:
@@ -290,6 +291,10 @@ class BlockPool:
             present = [self._by_hash[key] for key in keys if key in self._by_hash]
             self._listener.touched(present)
             self._queue.lease(present, terms)
+
+    def came_back(self, hashes: Sequence[bytes], num_found: int) -> Sequence[int]:
+        """See `engine.blocks.eviction.policy.Order`."""
+        return self._queue.came_back(hashes, num_found)
 
     def forget_owner(self, owner: str, keep: Container[int] = ()) -> None:
         """Make no block of `owner` but `keep` findable any more; drop its reserve and leases."""
@@ -323,23 +328,20 @@ class BlockPool:
             raise InvariantError(str(error)) from error
         known = {block: key for block, key in enumerate(self._hashes) if key is not None}
         held = [block for block, refs in enumerate(self._refs) if refs]
-        pages = Counter(free)
+        pages, on_page = list(free), self._block_on
         for block in {*held, *cached}:
-            pages.update(self.pages_of(block))
-            on_pages = {self._block_on[page] for page in self.pages_of(block)}
-            _require(on_pages == {block}, f"block {block} is not on its pages")
-        _require(pages == Counter(range(self.num_pages)), "a page has no owner, or several")
+            own = self.pages_of(block)
+            pages += own
+            _require({on_page[page] for page in own} == {block}, "a block is not on its pages")
+        pages.sort()
+        _require(pages == list(range(self.num_pages)), "a page has no owner, or several")
         _require(all(self._block_on[page] == page for page in free), "a free page is of a block")
         _require(min(self._refs, default=0) >= 0, "negative references")
         _require(not cached.keys() & set(held), "a block is both held and cached")
         _require(len(free) + self.count(cached) == len(self._queue), "queue length is wrong")
         _require(cached.keys() == known.keys() - set(held), "a block is in the wrong queue")
-        for block, owner in cached.items():
-            _require(owner == self._owners[block], f"block {block}: owner")
-        _require(
-            known == {block: key for key, block in self._by_hash.items()},
-            "hashes and map disagree",
-        )
+        _require(all(self._owners[block] == own for block, own in cached.items()), "owners differ")
+        _require(known == {b: key for key, b in self._by_hash.items()}, "hashes and map disagree")
         _require(all(map(known.__contains__, self._queue.leases.blocks)), "a lease of nothing")
         _require(self._tails <= known.keys(), "a tail is of nothing")
 
@@ -376,9 +378,8 @@ class BlockPool:
 
     def _free(self, block: int) -> None:
         pages = self.pages_of(block)
-        if len(pages) > 1:
-            for page in pages:
-                self._block_on[page] = page
+        for page in pages if len(pages) > 1 else ():
+            self._block_on[page] = page
         self._queue.add_free(pages)
 
     def _forget(self, block: int, key: bytes, why: Loss | None) -> None:

@@ -2,16 +2,22 @@
 
 Rows of kinds that see everything are whole. Those of kinds that forget (`engine.api.kinds`) begin
 with holes, where blocks were given back or have never been needed, and grow as the sequence is
-computed; beyond their end it may hold blocks for others that are to go on from there.
+computed; beyond their end it may hold blocks for others that are to go on from there. Those of
+states have holes between blocks, too: where a step may pass without leaving its state.
+
+A state cannot be cut back to where drafts prove wrong. So behind drafts states are left beside the
+row, one where each block is full and one at their end. Those behind right drafts alone take their
+places in it; what is right behind the last of them is computed again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import Final
 
-from engine.api import Kind
+from engine.api import Kind, next_pages
+from engine.blocks.eviction.worth import Purpose
 from engine.blocks.pool import BlockPool
 
 HOLE: Final = -1
@@ -61,7 +67,8 @@ class Outline:
             if kind.forgets:
                 left = max(0, -(-num_tokens // block_size) - len(row) - len(ahead))
                 most = kind.blocks_for(num_tokens, block_size, step)
-                pages += kind.pages * min(left, max(0, most - (len(row) - first)))
+                held = len(row) - first - row[first:].count(HOLE)
+                pages += kind.pages * min(left, max(0, most - held))
         return pages
 
 
@@ -75,6 +82,12 @@ class Rows:
         self._kinds = pool.kinds
         self._is_whole = not any(kind.forgets for kind in pool.kinds) and len(pool.kinds) == 1
         self._spacing = _spacing(pool.kinds, block_size)
+        self.most_again = block_size - 1 if any(kind.is_state for kind in pool.kinds) else 0
+        """Tokens of right drafts that may have no state behind them."""
+        self.ends: set[tuple[int, int]] = set()
+        """Behind so many tokens, from the one number to the other, others are likely to go on."""
+        self.stops: dict[int, Purpose] = {}
+        """Behind which of them states, which are dear, are to be left, and what for."""
         self._empty()
 
     def _empty(self) -> None:
@@ -84,6 +97,8 @@ class Rows:
         """By kind and index, what is held beyond the row's end."""
         self._first = [0 for _ in self._kinds]
         """By kind, the first block that was not given back."""
+        self.beside: dict[int, int] = {}
+        """States behind drafts, by the number of tokens up to there, fewest first."""
 
     @property
     def blocks(self) -> list[int]:
@@ -92,7 +107,7 @@ class Rows:
             return self.rows[0]
         rows = zip(self.rows, self._first, self._ahead, strict=True)
         all_of_them = (one for row, first, ahead in rows for one in (*row[first:], *ahead.values()))
-        return [block for block in all_of_them if block != HOLE]
+        return [*(block for block in all_of_them if block != HOLE), *self.beside.values()]
 
     @property
     def _here(self) -> Outline:
@@ -100,6 +115,7 @@ class Rows:
 
     def outline(self, num_computed: int) -> Outline:
         """What it has, but for what no layer sees any more behind so many tokens."""
+        assert not self.beside, "what is right of drafts is known"
         rows, first = [list(row) for row in self.rows], list(self._first)
         for number, row in enumerate(rows):
             behind = self._behind(number, num_computed)
@@ -146,17 +162,18 @@ class Rows:
 
     def fork(self, other: Rows) -> None:
         """Share all blocks of `other`."""
+        assert not other.beside, "what is right of drafts is known"
         self._pool.acquire(other.blocks)
         self.rows = [list(row) for row in other.rows]
         self._ahead = [dict(ahead) for ahead in other._ahead]
         self._first = list(other._first)
+        self.ends, self.stops = set(other.ends), dict(other.stops)
 
     def missing(self, num_blocks: int) -> int:
         """Pages that it takes to hold so many blocks in each kind."""
-        kinds = zip(self._kinds, self.rows, self._ahead, strict=True)
         return sum(
-            kind.pages * max(0, num_blocks - len(row) - sum(one < num_blocks for one in ahead))
-            for kind, row, ahead in kinds
+            kind.pages * len(self._lacking(number, num_blocks))
+            for number, kind in enumerate(self._kinds)
         )
 
     def promised(self, num_tokens: int, step: int) -> int:
@@ -174,7 +191,7 @@ class Rows:
     def shared(self, index: int) -> Iterator[tuple[int, list[int]]]:
         """The kinds of which others hold block number `index`, too, with their rows."""
         for number, row in enumerate(self.rows):
-            if index < len(row) and self._pool.references[row[index]] > 1:
+            if index < len(row) and row[index] != HOLE and self._pool.references[row[index]] > 1:
                 yield number, row
 
     def needed(self, index: int) -> int:
@@ -199,18 +216,57 @@ class Rows:
 
     def grow(self, num_blocks: int) -> list[int]:
         """Hold so many blocks in each kind; returns those that it took."""
+        numbers = range(len(self._kinds))
+        return [block for number in numbers for block in self._grow(number, num_blocks)]
+
+    def missing_for_drafts(self, num_tokens: int, count: int) -> int:
+        """Pages that it takes to hold so many drafts behind `num_tokens`."""
+        num_blocks = -(-(num_tokens + count) // self._block_size)
+        marks = self._marks(num_tokens, count)
+        return sum(
+            kind.pages * len(marks if kind.is_state else self._lacking(number, num_blocks))
+            for number, kind in enumerate(self._kinds)
+        )
+
+    def hold_drafts(self, num_tokens: int, count: int) -> list[int]:
+        """Hold so many drafts behind `num_tokens`, the newest of which has its blocks; returns what
+        it took.
+        """
         taken: list[int] = []
-        for number, (row, ahead) in enumerate(zip(self.rows, self._ahead, strict=True)):
-            missing = max(0, num_blocks - len(row) - sum(index < num_blocks for index in ahead))
-            new = self._pool.allocate(missing, self._owner, number)
-            taken += new
-            if not ahead:
-                row += new
-                continue
-            others = iter(new)
-            for index in range(len(row), num_blocks):
-                row.append(ahead.pop(index) if index in ahead else next(others))
+        for number, kind in enumerate(self._kinds):
+            if kind.is_state:
+                marks = self._marks(num_tokens, count)
+                new = self._take(len(marks), number)
+                self.beside = dict(zip(marks, new, strict=True))
+                taken += new
+            else:
+                taken += self._grow(number, -(-(num_tokens + count) // self._block_size))
         return taken
+
+    def reached(self, start: int, end: int) -> int:
+        """Of drafts behind `start` tokens those up to `end` are right: how far all layers have come
+        with them.
+        """
+        if not self.beside:
+            return end
+        return max((mark for mark in self.beside if mark <= end), default=start)
+
+    def settle(self, num_tokens: int) -> list[int]:
+        """Put the states up to so many tokens into the row, in place of those before them, and give
+        back these and those behind more; returns what it gave back.
+        """
+        spare: list[int] = []
+        for mark, block in self.beside.items():
+            if mark > num_tokens:
+                spare.append(block)
+                continue
+            row, index = self.rows[-1], (mark - 1) // self._block_size
+            row += [HOLE] * (index + 1 - len(row))
+            spare += [row[index]] if row[index] != HOLE else []
+            row[index] = block
+        self.beside = {}
+        self._pool.release(spare)
+        return spare
 
     def shrink(self, num_blocks: int) -> list[int]:
         """Give back the blocks behind so many; returns them."""
@@ -228,18 +284,16 @@ class Rows:
         blocks = (row[one] for number, row in rows for one in self._behind(number, num_computed))
         return [block for block in blocks if block != HOLE]
 
-    def forget(self, num_computed: int, ends: Collection[tuple[int, int]]) -> None:
-        """Give that back. What others would see who go on behind so many tokens as one of `ends`
-        says, from the one number to the other, stays like any other block, and a window here and
-        there; the rest is the first to go where memory is needed.
+    def forget(self, num_computed: int) -> None:
+        """Give that back. What others would see who go on at one of the `ends` stays like any other
+        block, and a window here and there; the rest is the first to go where memory is needed.
         """
         for number, row in enumerate(self.rows):
             behind = self._behind(number, num_computed)
             if behind:
                 first = behind.start * self._block_size
                 on_the_way = range(first - first % self._spacing, num_computed + 1, self._spacing)
-                places = [*ends, *zip(on_the_way, on_the_way, strict=True)]
-                kept = self.seen(number, places)
+                kept = self._wanted(number, zip(on_the_way, on_the_way, strict=True))
                 held = [index for index in behind if row[index] != HOLE]
                 for is_passed in (True, False):
                     blocks = [row[index] for index in held if (index not in kept) == is_passed]
@@ -249,36 +303,91 @@ class Rows:
 
     def keep_near(self, hashes: Sequence[bytes]) -> None:
         """What was passed near the end of full blocks with these hashes stays like any other."""
-        end = len(hashes) * self._block_size
         for number, kind in enumerate(self._kinds):
             if kind.forgets:
-                seen = self._seen(number, max(0, end - NEAR), end)
+                seen = self._seen(number, *self._near(number, len(hashes)))
                 passed = range(seen.start, min(seen.stop, self._first[number]))
                 for index in passed:
                     self._pool.keep_passed(self._pool.find([hashes[index]], number))
 
-    def seen(self, number: int, ends: Collection[tuple[int, int]]) -> set[int]:
-        """Of a kind that forgets, what others need who go on behind one of the `ends`."""
-        return {index for end in ends for index in self._seen(number, *end)}
+    def purpose(self, index: int) -> Purpose:
+        """What a state of that index is left for."""
+        ends = (one for one in self.stops if one // self._block_size == index + 1)
+        return self.stops.get(next(ends, -1), Purpose.LAST)
+
+    def left(self, number: int, num_blocks: int) -> set[int]:
+        """Of a kind that forgets, what others need who go on as they are likely to, from so many
+        full blocks.
+        """
+        return self._wanted(number, [self._near(number, num_blocks)])
 
     def release(self) -> None:
         """Give every block back."""
         self._pool.release(self.blocks)
         self._empty()
 
+    def _wanted(self, number: int, others: Iterable[tuple[int, int]] = ()) -> set[int]:
+        """Of a kind that forgets, what others need who go on as is likely, or behind `others`."""
+        is_state = self._kinds[number].is_state
+        ends = zip(self.stops, self.stops, strict=True) if is_state else self.ends
+        return {index for end in (*ends, *others) for index in self._seen(number, *end)}
+
     def _seen(self, number: int, first: int, last: int) -> range:
-        """The blocks of a kind that are seen behind `first ... last` tokens."""
+        """The blocks of a kind that are seen behind `first ... last` tokens; or the state that is
+        nearest to the last of them.
+        """
         kind, size = self._kinds[number], self._block_size
+        if kind.is_state:
+            return range(max(0, last // size - 1), last // size)
         return range(kind.seen(first, size).start, kind.seen(last, size).stop)
+
+    def _near(self, number: int, num_blocks: int) -> tuple[int, int]:
+        """Where others are likely to part from so many full blocks, or to go on."""
+        end = num_blocks * self._block_size
+        return (end if self._kinds[number].is_state else max(0, end - NEAR)), end
+
+    def _lacking(self, number: int, num_blocks: int) -> Collection[int]:
+        """The indices of blocks that it takes to hold so many of a kind. Of states these are the
+        last one, and those where others are likely to go on.
+        """
+        row, ahead = self.rows[number], self._ahead[number]
+        indices: Collection[int] = range(len(row), num_blocks)
+        if indices and self._kinds[number].is_state:
+            wanted = self._wanted(number) | {num_blocks - 1}
+            indices = sorted(wanted.intersection(indices))
+        return [one for one in indices if one not in ahead] if ahead else indices
+
+    def _grow(self, number: int, num_blocks: int) -> list[int]:
+        """Hold so many blocks of a kind; returns those that it took."""
+        row, ahead = self.rows[number], self._ahead[number]
+        lacking = self._lacking(number, num_blocks)
+        new = self._take(len(lacking), number)
+        if len(new) == num_blocks - len(row):
+            row += new
+            return new
+        others = dict(zip(lacking, new, strict=True))
+        for index in range(len(row), num_blocks):
+            row.append(ahead.pop(index) if index in ahead else others.get(index, HOLE))
+        return new
+
+    def _marks(self, num_tokens: int, count: int) -> list[int]:
+        """Behind how many tokens states are left where so many are drafts: at each block's end, so
+        that it can be found with its state, and at their own.
+        """
+        end = num_tokens + count
+        first = num_tokens - num_tokens % self._block_size + self._block_size
+        return [*range(first, end, self._block_size), end]
 
     def _take(self, count: int, kind: int) -> list[int]:
         return self._pool.allocate(count, self._owner, kind)
 
     def _behind(self, number: int, num_computed: int) -> range:
-        kind = self._kinds[number]
+        kind, size = self._kinds[number], self._block_size
         if not kind.forgets:
             return range(0)
-        end = min(kind.first_needed(num_computed) // self._block_size, len(self.rows[number]))
+        end = min(kind.first_needed(num_computed) // size, len(self.rows[number]))
+        if kind.is_state:  # that of its last full block is what its next turn goes on from
+            end = min(end, num_computed // size - 1)
         return range(self._first[number], max(self._first[number], end))
 
 
@@ -286,110 +395,6 @@ def _spacing(kinds: Sequence[Kind], block_size: int) -> int:
     """Tokens from one window that is kept on the way to the next."""
     whole = sum(kind.pages for kind in kinds if not kind.forgets)
     # Windows alone are measured by themselves.
-    own = sum(kind.pages * (kind.longest or 0) for kind in kinds)
-    each = whole or sum(kind.pages for kind in kinds)
+    own = sum(kind.pages * (block_size if kind.is_state else kind.longest or 0) for kind in kinds)
+    each = whole or next_pages(kinds)
     return max(1, -(-_SHARE * own // (each * block_size))) * block_size
-
-
-class Found(NamedTuple):
-    """From where a sequence can go on; all rows are as long."""
-
-    rows: list[list[int]]
-    """By kind, blocks of the pool, behind holes where none are needed."""
-    slots: list[dict[int, int]]
-    """By kind and index, what the host tier has in place of holes."""
-    num_alike: int
-    """How many blocks the kinds that see everything have."""
-
-
-class Lookup:
-    """Finds the blocks of a chain that a sequence can go on from: in the pool or, where this has
-    none, in the host tier, if there is one.
-    """
-
-    def __init__(self, pool: BlockPool, host: BlockPool | None = None) -> None:
-        self._pool = pool
-        self._host = host
-
-    def longest(self, hashes: Sequence[bytes], num_before: int, block_size: int) -> Found:
-        """What the sequence can go on from behind `num_before` blocks that it shares.
-
-        They are as many as all kinds can serve: those that forget need the blocks of their window
-        alone, and what of it is shared is taken for granted.
-        """
-        kinds = list(enumerate(self._pool.kinds))
-        rows: list[list[int]] = [[] for _ in kinds]
-        slots: list[dict[int, int]] = [{} for _ in kinds]
-        whole = [number for number, kind in kinds if not kind.forgets]
-        for number in whole:
-            rows[number] = self._pool.find(hashes, number)
-            if self._host is not None:
-                self._add(rows[number], slots[number], hashes, len(hashes), number)
-        alike = min((len(rows[number]) for number in whole), default=len(hashes))
-
-        def has(number: int, index: int) -> bool:
-            return self._has(hashes[index], number)
-
-        count = served(self._pool.kinds, alike, has, num_before, block_size)
-        for number in whole:
-            del rows[number][count:]
-            slots[number] = {i: slot for i, slot in slots[number].items() if i < count}
-        for number, kind in kinds:
-            if kind.forgets:
-                window = _needed(kind, count, num_before, block_size)
-                rows[number] = [HOLE] * window.start
-                self._add(rows[number], slots[number], hashes, count, number)
-        return Found(rows, slots, alike)
-
-    def _has(self, block_hash: bytes, kind: int) -> bool:
-        key = [block_hash]
-        if self._pool.find(key, kind):
-            return True
-        return self._host is not None and bool(self._host.find(key, kind))
-
-    def _add(
-        self, row: list[int], slots: dict[int, int], hashes: Sequence[bytes], end: int, kind: int
-    ) -> None:
-        """Add to a row what comes next, up to its `end`, until it is found nowhere."""
-        for index in range(len(row), end):
-            found = self._pool.find([hashes[index]], kind)
-            if not found and self._host is not None:
-                for slot in self._host.find([hashes[index]], kind):
-                    slots[index] = slot
-                    found = [HOLE]
-            if not found:
-                break
-            row += found
-
-
-def usable(pool: BlockPool, hashes: Sequence[bytes], block_size: int) -> list[list[int]]:
-    """Of each block of a chain that a hit could use, those of all kinds that it needs there."""
-    rows = Lookup(pool).longest(hashes, 0, block_size).rows
-    return [[one for one in blocks if one != HOLE] for blocks in zip(*rows, strict=True)]
-
-
-def served(
-    kinds: Sequence[Kind],
-    most: int,
-    has: Callable[[int, int], bool],
-    num_before: int,
-    block_size: int,
-) -> int:
-    """Behind how many blocks, `most` at most, kinds that forget can go on, too: they need those of
-    their window alone. Of these blocks, by kind and index behind `num_before`, `has` tells.
-    """
-    forgetting = [(number, kind) for number, kind in enumerate(kinds) if kind.forgets]
-
-    def gap(number: int, kind: Kind) -> int:
-        window = reversed(_needed(kind, most, num_before, block_size))
-        return next((one for one in window if not has(number, one)), -1)
-
-    while most and (last := max((gap(*one) for one in forgetting), default=-1)) >= 0:
-        most = last
-    return most
-
-
-def _needed(kind: Kind, count: int, num_before: int, block_size: int) -> range:
-    """Of `count` blocks behind `num_before`: those that the token behind them sees."""
-    seen = kind.seen((num_before + count) * block_size, block_size)
-    return range(max(0, seen.start - num_before), count)

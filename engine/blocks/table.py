@@ -8,6 +8,8 @@ from heapq import merge
 from typing import Final
 
 from engine.api import Namespaces
+from engine.blocks.eviction.leases import LeaseTerms
+from engine.blocks.eviction.worth import Purpose
 from engine.blocks.hashing import (
     block_key,
     extend_block_hashes,
@@ -15,7 +17,6 @@ from engine.blocks.hashing import (
     parent_hash,
     tail_hash,
 )
-from engine.blocks.leases import LeaseTerms
 from engine.blocks.partial_hits import Place, place
 from engine.blocks.pool import BlockPool
 from engine.blocks.rows import HOLE, NEAR, Outline, Rows
@@ -42,8 +43,11 @@ class BlockTable:
         up_to: int | None = None,
         rotary_switch: int | None = None,
         terms: LeaseTerms | None = None,
+        ends: tuple[int, ...] = (),
     ) -> None:
-        """`extras` are those of short sequences, if KV differs behind `rotary_switch` tokens."""
+        """`extras` are those of short sequences, if KV differs behind `rotary_switch` tokens.
+        Others are said to go on behind the `ends`.
+        """
         self.held = Rows(pool, block_size, owner)
         """All blocks, by kind."""
         self.up_to = sys.maxsize if up_to is None else up_to
@@ -61,8 +65,10 @@ class BlockTable:
         """How many blocks are findable, or will be once others have computed them."""
         self._tail: bytes | None = None
         """The hash of the tokens behind the last sealed block, if they are left findable."""
-        self._ends = {(one, one) for one in (namespaces.shared_tokens, min(self.up_to, _FAR))}
-        """Behind so many tokens, from the one number to the other, others are likely to go on."""
+        self._said_ends = ends
+        prompts = namespaces.shared_tokens, min(self.up_to, _FAR)
+        self.held.stops = dict.fromkeys(ends, Purpose.SAID) | dict.fromkeys(prompts, Purpose.PROMPT)
+        self.held.ends = set(zip(self.held.stops, self.held.stops, strict=True))
 
     @property
     def rows(self) -> list[list[int]]:
@@ -80,7 +86,9 @@ class BlockTable:
         Hashes of what it was with others are forgotten. Near the end of what is known now others
         may part from it.
         """
-        self._ends.add((max(0, num_tokens - NEAR), num_tokens))
+        self.held.ends.add((max(0, num_tokens - NEAR), num_tokens))
+        if not self._said_ends:
+            self.held.stops.setdefault(num_tokens - 1, Purpose.ASKED)
         assert not self.held.blocks
         if self.has_outgrown(num_tokens):
             self.extras = self._extras_for(num_tokens)
@@ -146,18 +154,22 @@ class BlockTable:
         held: Sequence[list[int]],
         ahead: Sequence[range] = (),
         filled: Sequence[Collection[int]] = (),
+        parts_behind: Collection[int] = (),
     ) -> None:
         """Take the blocks for `num_tokens` tokens; see `Rows.admit`. Whoever computes them seals
         them. Others of the same prompt are likely to go on where `held` ends.
+
+        Others are known to have gone on otherwise behind each of so many blocks that they have in
+        common: it `parts_behind` these. Where nobody has gone on it is a turn that has ended there,
+        whose next one this is: the state behind that has served its time.
         """
         num_held = min(map(len, held))
         self.held.admit(-(-num_tokens // self._block_size), held, ahead, filled)
         self.num_sealed = min(num_held, num_tokens // self._block_size)
-        self.parts_behind(num_held)
-
-    def parts_behind(self, num_blocks: int) -> None:
-        """Another sequence is known that has so many blocks in common."""
-        self._ends.add((num_blocks * self._block_size, num_blocks * self._block_size))
+        ends = {count * self._block_size for count in (num_held, *parts_behind)}
+        if parts_behind:
+            self.held.stops = dict.fromkeys(ends, Purpose.PARTING) | self.held.stops
+        self.held.ends.update(zip(ends, ends, strict=True))
 
     def resume(self, outline: Outline, blocks: Mapping[int, int], num_sealed: int) -> None:
         """Take over `blocks`, by their names, with a reference each, in place of those given back
@@ -174,7 +186,8 @@ class BlockTable:
         if is_kept and self.pool.hashes[block] is None:
             self._extend_hashes(token_ids)
             where = None if kind else self._place(token_ids, index)
-            self.pool.register(block, self._hashes[index], where, owner, kind=kind)
+            purpose = self.held.purpose(index)
+            self.pool.register(block, self._hashes[index], where, owner, kind=kind, purpose=purpose)
 
     @property
     def next_hash(self) -> bytes | None:
@@ -193,9 +206,9 @@ class BlockTable:
             self.up_to,
             self._rotary_switch,
             self._terms,
+            self._said_ends,
         )
         fork.held.fork(self.held)
-        fork._ends = set(self._ends)
         fork.extras = self.extras
         fork._hashes = list(self._hashes)
         fork.num_sealed = self.num_sealed
@@ -228,7 +241,7 @@ class BlockTable:
 
     def forget(self, num_computed: int) -> None:
         """Give back what no layer sees any more behind so many tokens: `Rows.forgettable`."""
-        self.held.forget(num_computed, self._ends)
+        self.held.forget(num_computed)
 
     def seal(self, token_ids: Sequence[int], num_computed: int) -> None:
         """Make the blocks that `num_computed` tokens fill findable for others.
@@ -246,7 +259,10 @@ class BlockTable:
             for index in range(self.num_sealed, full):
                 if row[index] != HOLE:
                     where = None if number else self._place(token_ids, index)
-                    self.pool.register(row[index], self._hashes[index], where, kind=number)
+                    purpose = self.held.purpose(index) if number else Purpose.LAST
+                    self.pool.register(
+                        row[index], self._hashes[index], where, kind=number, purpose=purpose
+                    )
         self.num_sealed = full
 
     def leave_tail(self, token_ids: Sequence[int], num_computed: int) -> None:
@@ -257,6 +273,8 @@ class BlockTable:
         """
         num_kept = self.num_kept(num_computed)
         index, count = divmod(num_kept, self._block_size)
+        if any(kind.is_state for kind in self.pool.kinds):
+            return  # theirs is that behind the newest token, which is overwritten
         blocks = [row[index] for row in self.rows] if count else []
         is_shared = num_kept < self.up_to and any(self.held.shared(index))
         if not count or is_shared or HOLE in blocks:
@@ -314,8 +332,7 @@ class BlockTable:
         """The indices of the blocks of a kind that it leaves, and by what others find them."""
         hashes, needed = self.sealed_hashes(), set[int]()
         if self.pool.kinds[number].forgets:
-            end = len(hashes) * self._block_size
-            needed = self.held.seen(number, {*self._ends, (max(0, end - NEAR), end)})
+            needed = self.held.left(number, len(hashes))
         for index, (block, block_hash) in enumerate(zip(self.rows[number], hashes, strict=False)):
             if block != HOLE or index in needed:
                 yield index, (block_hash, number)

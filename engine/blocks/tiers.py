@@ -8,11 +8,11 @@ from collections.abc import Callable, Collection, Sequence
 
 from engine.api import EVERYTHING, BlockFate, Kind, Loss
 from engine.blocks.changes import Changes
-from engine.blocks.eviction_policy import Eviction
+from engine.blocks.eviction.policy import Eviction
 from engine.blocks.listeners import Listener, Losses, Marks
+from engine.blocks.lookup import usable
 from engine.blocks.partial_hits import PartialHits, Place
 from engine.blocks.pool import BlockPool, InvariantError
-from engine.blocks.rows import usable
 from engine.blocks.transfers import TransferQueue
 
 
@@ -119,7 +119,12 @@ class Tiers(Listener):
         if not lacked:
             return BlockFate("present")
         first, number = min(lacked)
-        return self._losses.fate(hashes[first], number)
+        fate = self._losses.fate(hashes[first], number)
+        # Of the first kind are keys, unless a model has nothing but states.
+        has_keys = all(one > 0 and self.pool.kinds[one].is_state for _, one in lacked)
+        if fate.state == "unknown" and has_keys:
+            return BlockFate("no_state")
+        return fate
 
     def roughly_found(self, hashes: Sequence[bytes]) -> int:
         """About how many blocks of a chain would be hit: by a few look-ups, as if there were no

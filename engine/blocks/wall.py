@@ -37,6 +37,8 @@ FINDABLE: Final = 2
 """It has a hash; if nobody holds it, it is cached."""
 LEASED: Final = 4
 PINNED: Final = 8
+STATE: Final = 32
+"""It holds what layers keep of all tokens up to its end, and no keys."""
 RUN: Final = 16
 """Not a part of the state: the cells behind this one are alike."""
 
@@ -90,6 +92,7 @@ class Wall:
         self._slots = tiers.host
         self._marks = (tiers.marks, tiers.host.marks)
         self._pins = pins
+        self._state_kinds = {n for n, kind in enumerate(tiers.pool.kinds) if kind.is_state}
         self._clock = tiers.clock
         self._watchers: dict[str, _Watcher] = {}
 
@@ -159,9 +162,18 @@ class Wall:
         if leased or pinned:
             ours = ((LEASED * (one in leased) | PINNED * (one in pinned)) for one in blocks)
             flags = chain(ours, repeat(0))
+        if self._state_kinds:
+            kinds = chain(
+                map(self._pool.kinds_of.__getitem__, blocks),
+                map(self._slots.kinds_of.__getitem__, slots),
+            )
+            flags = (
+                flag | STATE * (kind in self._state_kinds)
+                for flag, kind in zip(flags, kinds, strict=False)
+            )
         return [
             (flag | HELD * (references > 0) | FINDABLE * is_findable, owner, references)
-            if references or is_findable or flag
+            if references or is_findable or flag & ~STATE
             else _FREE
             for (references, is_findable, owner), flag in zip(books, flags, strict=False)
         ]

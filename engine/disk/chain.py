@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Container, Sequence
 from enum import Enum
 from typing import NamedTuple
 
 from engine.api import EngineRequest
 from engine.blocks.hashing import block_key
-from engine.blocks.rows import served
+from engine.blocks.lookup import Lookup, served
 from engine.blocks.tiers import Tiers
 from engine.disk.files import block_name, name_key
 from engine.disk.shelf import Shelf, Spot
@@ -72,7 +72,9 @@ class Chain:
         ]
         self._num_found = list(map(len, found))
         self._sources: list[dict[int, _Source]] = [dict(enumerate(blocks)) for blocks in found]
-        self.num_ready = self._longest(len(hashes), _is_in_memory)
+        host = tiers.host if tiers.host.num_pages else None
+        there = Lookup(tiers.pool, host).longest(hashes, 0, tiers.block_size)
+        self.num_ready = len(there.rows[0])
         """How many of the first blocks need nothing from disk."""
 
     def key_of(self, number: int) -> bytes:
@@ -85,7 +87,15 @@ class Chain:
 
     def longest(self, most: int) -> int:
         """Behind how many of its first `most` blocks every kind can go on, with those from disk."""
-        return self._longest(most, _is_somewhere)
+
+        def is_somewhere(kind: int, number: int) -> bool:
+            return self._source(kind, number) is not _Place.NOWHERE
+
+        for kind, rule in enumerate(self._kinds):
+            if not rule.forgets:
+                numbers = range(self._num_found[kind], most)
+                most = next((one for one in numbers if not is_somewhere(kind, one)), most)
+        return served(self._kinds, most, is_somewhere, 0, self._tiers.block_size)
 
     def plan(self, count: int) -> Plan:
         """What that takes behind `count` blocks, which `longest` has returned."""
@@ -100,16 +110,6 @@ class Chain:
                 elif source is _Place.COMING:
                     plan.coming.append(self._name(kind, number))
         return plan
-
-    def _longest(self, most: int, has: Callable[[_Source], bool]) -> int:
-        def is_served(kind: int, number: int) -> bool:
-            return has(self._source(kind, number))
-
-        for kind, rule in enumerate(self._kinds):
-            if not rule.forgets:
-                numbers = range(self._num_found[kind], most)
-                most = min(most, next((one for one in numbers if not is_served(kind, one)), most))
-        return served(self._kinds, most, is_served, 0, self._tiers.block_size)
 
     def _source(self, kind: int, number: int) -> _Source:
         source = self._sources[kind].get(number)
@@ -134,11 +134,3 @@ class Chain:
         if key not in self._name_keys:
             self._name_keys[key] = name_key(key)
         return block_name(self._name_keys[key], self.hashes[number], kind)
-
-
-def _is_in_memory(source: _Source) -> bool:
-    return isinstance(source, int) or source is _Place.HOST
-
-
-def _is_somewhere(source: _Source) -> bool:
-    return source is not _Place.NOWHERE

@@ -19,8 +19,8 @@ from itertools import chain
 from typing import Final
 
 from engine.api import EngineRequest
+from engine.blocks.eviction.leases import LeaseTerms
 from engine.blocks.hashing import parent_hash
-from engine.blocks.leases import LeaseTerms
 from engine.blocks.partial_hits import Place, place
 from engine.blocks.table import BlockTable
 from engine.disk.chain import Chain, Part, Plan
@@ -301,6 +301,7 @@ class Restorer:
             where = restore.place(number, self._lifecycle.block_size)
             hashes.append(restore.chain.hashes[number])
             self._pool.register(restore.blocks[index], hashes[-1], where, kind=kind)
+            self._lifecycle.tiers.fresh.discard(restore.blocks[index])  # it is there
         # To find them is a use, from which on the leases last that they had: nobody else's.
         terms = restore.terms
         if self._folder.may_be_of(terms.tenant, portion.file):

@@ -36,6 +36,8 @@ def load_draft(config: EngineConfig, model: PagedModel) -> PagedModel | None:
     )
     try:
         draft = load_model(own)
+        if draft.pages.state_pages:
+            raise UnsupportedModel(f"{path}: layers that keep a state cannot guess")
         sizes = model.weights.config.vocab_size, draft.weights.config.vocab_size
         _require_one_vocabulary(Path(config.model_path), Path(path), sizes)
     except EngineError as error:

@@ -21,6 +21,7 @@ from engine.model.layers.paged_model import PagedModel
 from engine.model.self_check import sample
 from engine.model.step_size import CPU_STEP, cpu_tokens
 from engine.schedule.swap_or_recompute import ComputeCost, CopyCost, CostModel
+from kernels.types import StateRuns
 
 _PASS_TOKENS = 64
 """Of the pass that shows what a token costs; more where that is quick."""
@@ -103,7 +104,22 @@ def _rows_seconds(model: PagedModel, count: int, context: int) -> float:
     pages, context_ids = _pages(model, context), [0] * (context - 1)
     parts = [([*context_ids, token], context - 1, 1, pages) for token in _tokens(model, count)]
     batch = pack(parts, range(count), model.block_size, model.device)
+    batch = replace(batch, states=_states(model, count) if model.pages.state_pages else None)
     return _fastest(model, lambda: model.forward(batch))
+
+
+def _states(model: PagedModel, count: int) -> StateRuns:
+    """Of a newest token and drafts behind it: behind that and behind them a state is left, in the
+    last pages.
+    """
+    targets = len(model.memory) - 1 - torch.arange(model.pages.state_pages, dtype=torch.int32)
+    targets = targets.remainder(len(model.memory))[None]
+    ends = sorted({0, 1, count})
+    starts = torch.tensor(ends, dtype=torch.int32)
+    targets = targets.repeat(len(ends) - 1, 1)
+    before = targets.clone()
+    before[0] = -1
+    return StateRuns(starts, before, targets)
 
 
 def _tokens(model: PagedModel, count: int) -> list[int]:

@@ -11,6 +11,8 @@ from __future__ import annotations
 import signal
 import sys
 from collections.abc import Iterator
+from itertools import pairwise
+from operator import attrgetter
 from pathlib import Path
 
 import msgspec
@@ -22,16 +24,13 @@ from tokenizers import pre_tokenizers
 from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_PRE_TOKENIZER_SPLITS
 
 from engine.model.checkpoints.gguf import StoredTensor
-from engine.model.weights import GGUF_INDEX, GGUF_LINK
+from engine.model.weights import GGUF_ARCHITECTURES, GGUF_INDEX, GGUF_LINK
 
 _AS_CONVERTED = {"default", "gpt-2", *GGUF_PRE_TOKENIZER_SPLITS}
 """Pre-tokenizers that the conversion of `transformers` knows, or falls back to."""
 
 _WHOLE_WORDS = {"llama3", "llama-v3", "llama-bpe", "tekken"}
 """Of which what is a token as it stands is not put together from its parts."""
-
-_ARCHITECTURES = {"llama", "qwen2", "qwen3", "qwen2moe", "qwen3moe", "gpt-oss", "gemma2", "gemma3"}
-"""Whose tensors are those of the `transformers` model but for what `_stored` says."""
 
 
 def choose_digits(kind: str, pre_tokenizer: str) -> bool:
@@ -55,8 +54,30 @@ def _field(reader: GGUFReader, name: str, default: str) -> str:
     return default if field is None else str(field.contents())
 
 
+def open_whole(gguf: Path) -> GGUFReader:
+    """A file's reader. Exits for one that is cut off, or has two tensors in one place."""
+    try:
+        reader = GGUFReader(gguf)
+    except (ValueError, IndexError, KeyError, OverflowError) as error:
+        sys.exit(f"error: this is no whole GGUF file ({error})")
+    for one, after in pairwise(sorted(reader.tensors, key=attrgetter("data_offset"))):
+        if one.data_offset + one.n_bytes > after.data_offset:
+            sys.exit(f"error: this file has {one.name} and {after.name} in one place")
+    return reader
+
+
+def _require_layers(reader: GGUFReader) -> None:
+    """Exit for a file of more or fewer layers than it says, before a model is made of them."""
+    said = _field(reader, f"{_field(reader, 'general.architecture', '')}.block_count", "none")
+    parts = (tensor.name.split(".") for tensor in reader.tensors)
+    found = len({name[1] for name in parts if name[0] == "blk"})
+    if said != str(found):
+        sys.exit(f"error: this file says that it has {said} layers, and has {found}")
+
+
 def save_index(gguf: Path, reader: GGUFReader, folder: Path) -> None:
     """Write configuration, a link to the file, and where in it the model's parameters are."""
+    _require_layers(reader)
     config = _config(gguf, reader)
     config.dtype = torch.bfloat16
     vars(config).pop("quantization_config", None)
@@ -173,14 +194,22 @@ def _stored(
 
 
 def save_model(gguf: Path, folder: Path) -> None:
-    """Write configuration and weights, widened to bfloat16."""
+    """Write configuration and weights, widened to bfloat16. Exits for a file that lacks some, which
+    the loader of `transformers` would draw at random.
+    """
     options = {}
     if hasattr(transformers, "GgufConfig"):
         # Newer releases keep the weights packed unless told otherwise.
         options["quantization_config"] = transformers.GgufConfig(dequantize=True)
-    model = transformers.AutoModelForCausalLM.from_pretrained(
-        gguf.parent, gguf_file=gguf.name, dtype=torch.bfloat16, **options
+    model, told = transformers.AutoModelForCausalLM.from_pretrained(
+        gguf.parent,
+        gguf_file=gguf.name,
+        dtype=torch.bfloat16,
+        output_loading_info=True,
+        **options,
     )
+    if told["missing_keys"]:
+        sys.exit(f"error: this file has no {min(told['missing_keys'])}")
     for owner, name in (
         (model, "is_quantized"),
         (model, "hf_quantizer"),
@@ -219,11 +248,11 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     gguf, folder = map(Path, sys.argv[1:3])
     transformers.utils.logging.disable_progress_bar()
-    reader = GGUFReader(gguf)
+    reader = open_whole(gguf)
     kind = _field(reader, "tokenizer.ggml.model", "gpt2")
     pre_tokenizer = _field(reader, "tokenizer.ggml.pre", "default")
     choose_digits(kind, pre_tokenizer)  # exits before anything is written
-    known = _field(reader, "general.architecture", "") in _ARCHITECTURES
+    known = _field(reader, "general.architecture", "") in GGUF_ARCHITECTURES
     if known and "--widen" not in sys.argv[3:]:
         save_index(gguf, reader, folder)
     else:

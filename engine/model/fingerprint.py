@@ -38,10 +38,15 @@ def model_fingerprint(config: EngineConfig, dtype: torch.dtype, rounding: str = 
     folder = Path(config.model_path)
     digest.update((folder / "config.json").read_bytes())
     known = _Known(None if config.cache_dir is None else Path(config.cache_dir) / _KEPT)
-    for file in sorted((*folder.glob("*.safetensors"), *folder.glob("*.gguf"))):
+    for file in weight_files(folder):
         digest.update(f"{file.name}:{known.digest_of(file)}".encode())
     known.save()
     return digest.digest()
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """Those by which the weights in a model's folder are known."""
+    return sorted((*folder.glob("*.safetensors"), *folder.glob("*.gguf")))
 
 
 class _Known:

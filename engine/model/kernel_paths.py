@@ -114,7 +114,19 @@ def rounding(choice: Choice) -> str:
 
 def known_choice(config: EngineConfig) -> Choice | None:
     """What was measured before, on this machine and for this configuration."""
-    return _load(_store(config)).get(_machine(config))
+    return _load(_store(config)).get(machine_name(config))
+
+
+def machine_name(config: EngineConfig) -> str:
+    """What the choice depends on, as one short word."""
+    processor = ""
+    with suppress(OSError):
+        lines = Path("/proc/cpuinfo").read_text().split("\n\n")[0].splitlines()
+        kept = ("vendor_id", "cpu family", "model", "stepping", "flags", "Features", "CPU part")
+        processor = "\n".join(line for line in lines if line.startswith(kept))
+    counts = thread_counts(config.threads)
+    way = f"{library.level()} {counts} {config.kernel_paths} {library.sources()}"
+    return blake2b(f"{processor}\n{way}".encode(), digest_size=12).hexdigest()
 
 
 def measured_choice(config: EngineConfig) -> Choice:
@@ -137,7 +149,7 @@ def measured_choice(config: EngineConfig) -> Choice:
 
 def _kept_or_measured(config: EngineConfig) -> tuple[Choice, str]:
     """The choice, and where it comes from; what is new is kept."""
-    machine = _machine(config)
+    machine = machine_name(config)
     known = _load(_store(config)).get(machine)
     if known is not None:
         return known, "as measured before"
@@ -150,7 +162,7 @@ def _kept_or_measured(config: EngineConfig) -> tuple[Choice, str]:
 
 def _keep(config: EngineConfig, choice: Choice) -> None:
     """For this process, and for later ones if there is a cache."""
-    machine = _machine(config)
+    machine = machine_name(config)
     _measured[machine] = choice
     store = _store(config)
     cache_files.save(store, _load(store) | {machine: choice})
@@ -168,18 +180,6 @@ def _use_threads(count: int) -> None:
 def _at_most(path: paths.Path, available: list[paths.Path]) -> paths.Path:
     order = paths.PATHS.index
     return max((one for one in available if order(one) <= order(path)), key=order)
-
-
-def _machine(config: EngineConfig) -> str:
-    """What the choice depends on, as one short word."""
-    processor = ""
-    with suppress(OSError):
-        lines = Path("/proc/cpuinfo").read_text().split("\n\n")[0].splitlines()
-        kept = ("vendor_id", "cpu family", "model", "stepping", "flags", "Features", "CPU part")
-        processor = "\n".join(line for line in lines if line.startswith(kept))
-    counts = thread_counts(config.threads)
-    way = f"{library.level()} {counts} {config.kernel_paths} {library.sources()}"
-    return blake2b(f"{processor}\n{way}".encode(), digest_size=12).hexdigest()
 
 
 def _load(store: Path | None) -> dict[str, Choice]:

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from engine.api import EngineError, Kind, most_pages, most_tokens
+from engine.api import EngineError, Kind, block_pages, most_pages, most_tokens
 from engine.system.control_groups import available_memory
 
 _log = logging.getLogger(__name__)
@@ -51,16 +51,12 @@ class Layout:
     def bytes_for(self, num_tokens: int) -> int:
         """What a sequence of so many takes at most, in whole blocks of each kind."""
         pages = most_pages(self.kinds, self.block_size, 0, num_tokens, 1, self.step_tokens)
-        return -(-pages // self._block_pages) * self.block_bytes
+        return -(-pages // block_pages(self.kinds)) * self.block_bytes
 
     def tokens_in(self, num_bytes: int) -> int:
         """The longest sequence for which so many are enough."""
-        pages = max(0, num_bytes) // self.block_bytes * self._block_pages
+        pages = max(0, num_bytes) // self.block_bytes * block_pages(self.kinds)
         return most_tokens(self.kinds, self.block_size, pages, 0, 1, self.step_tokens)
-
-    @property
-    def _block_pages(self) -> int:
-        return sum(kind.pages for kind in self.kinds)
 
 
 def automatic_kv_bytes(layout: Layout, longest: int) -> int:

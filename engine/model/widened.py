@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -26,10 +27,12 @@ def in_float32(model: PreTrainedModel, changes: Changes | None = None) -> Iterat
     """Widen each part of the model while it computes, and change what is to be changed of it."""
     hooks: list[RemovableHandle] = []
     spare: _Spare = defaultdict(list)
+    head = model.get_output_embeddings()
     for part in _parts(model):
-        widened = _Widened(spare, changes or {})
-        hooks.append(part.register_forward_pre_hook(widened.begin))
-        hooks.append(part.register_forward_hook(widened.end, always_call=True))
+        widened = _Widened(part, spare, changes or {})
+        seen = model if part is head and _asks_for_weights(model) else part
+        hooks.append(seen.register_forward_pre_hook(widened.begin))
+        hooks.append(seen.register_forward_hook(widened.end, always_call=True))
     try:
         yield
     finally:
@@ -48,16 +51,22 @@ def _parts(module: nn.Module) -> Iterator[nn.Module]:
             yield child
 
 
+def _asks_for_weights(model: PreTrainedModel) -> bool:
+    """Whether what goes to the head is first made of its weights' type, as Mamba's models do."""
+    return "weight" in inspect.unwrap(type(model).forward).__code__.co_names
+
+
 class _Widened:
     """A part that computes in float32, and what it has instead otherwise."""
 
-    def __init__(self, spare: _Spare, changes: Changes) -> None:
+    def __init__(self, part: nn.Module, spare: _Spare, changes: Changes) -> None:
+        self._part = part
         self._spare = spare
         self._changes = changes
         self._originals: list[tuple[dict[str, Any], str, Tensor, Change | None]] = []
 
-    def begin(self, part: nn.Module, _: object) -> None:
-        for module in part.modules():
+    def begin(self, *_: object) -> None:
+        for module in self._part.modules():
             for tensors in (module._parameters, module._buffers):
                 for name, tensor in tensors.items():
                     change = self._changes.get((module, name))

@@ -5,8 +5,10 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field, replace
 
+from engine.api import next_pages
+from engine.blocks.lookup import Found, Lookup
 from engine.blocks.partial_hits import PartialHit
-from engine.blocks.rows import HOLE, Found, Lookup, Rows
+from engine.blocks.rows import HOLE, Rows
 from engine.blocks.tiers import Tiers
 from engine.schedule.swap_or_recompute import SwapOrRecompute
 from engine.sequences.group import SequenceGroup
@@ -78,8 +80,10 @@ class Start:
     """The blocks of other kinds beside that."""
     is_fork: bool = False
     """Whether it equals the sequence before it, and so shares even its partly filled block."""
-    parts_behind: int = 0
+    num_alike: int = 0
     """So many blocks of another sequence are alike, some of them of no use to it."""
+    is_parting: bool = False
+    """Whether others have gone on otherwise there."""
     shared: list[range] = field(default_factory=list)
     """By kind, the blocks that it takes from the sequence before it."""
     kept: list[range] = field(default_factory=list)
@@ -153,8 +157,11 @@ class ComputeAdmission(Admission):
             pool.acquire([block for row in held for block in row if block != HOLE])
             rows = [[*row, *hits] for row, hits in zip(held, start.rows, strict=True)]
             filled = [[start.num_shared + index for index in row] for row in start.slots]
-            table.admit(num_tokens, rows, start.kept, filled)
-            table.parts_behind(start.parts_behind)
+            parts_behind = {start.num_alike} if start.is_parting else set[int]()
+            if not start.num_shared:
+                known = table.prefix_hashes(sequence.token_ids)
+                parts_behind.update(pool.came_back(known, start.num_ready_blocks))
+            table.admit(num_tokens, rows, start.kept, filled, parts_behind)
             _bring_back(start, tiers)
             sequence.num_cached = sequence.num_computed = start.num_ready(tiers.block_size)
             before = table.held
@@ -196,7 +203,7 @@ def compute_admission(
     return ComputeAdmission(
         group,
         num_new=sum(_pages(start, tiers, step) for start in starts),
-        num_forks=num_forks * tiers.pool.block_pages if writes else 0,
+        num_forks=num_forks * next_pages(tiers.pool.kinds) if writes else 0,
         num_hits=tiers.pool.count([block for start in starts for block in start.hits]),
         num_cached=starts[0].num_ready(tiers.block_size),
         starts=starts,
@@ -303,9 +310,19 @@ def _start(
     beside = () if partial_hit is None else tuple(tiers.pool.beside(partial_hit.block))
     if len(beside) < len(tiers.pool.kinds) - 1 or not tiers.fresh.isdisjoint(beside):
         partial_hit = None  # a step copies what earlier ones have computed
-    alike = num_shared + found.num_alike
+    if any(kind.is_state for kind in tiers.pool.kinds):
+        partial_hit = None  # a state is that behind the whole block
+    alike, num_found = num_shared + found.num_alike, num_shared + len(found.rows[0])
+    is_parting = alike > num_found or (place is not None and tiers.partial_hits.is_followed(place))
     return Start(
-        sequence, num_shared, found.rows, found.slots, partial_hit, beside, parts_behind=alike
+        sequence,
+        num_shared,
+        found.rows,
+        found.slots,
+        partial_hit,
+        beside,
+        num_alike=alike,
+        is_parting=is_parting,
     )
 
 
@@ -316,11 +333,12 @@ def _found(
     tier, of a sequence of so many tokens.
     """
     pool, host, size = tiers.pool, tiers.host, tiers.block_size
-    found = Lookup(pool, host if host.num_pages else None).longest(hashes, num_shared, size)
+    tier = host if host.num_pages else None
+    found = Lookup(pool, tier, tiers.fresh).longest(hashes, num_shared, size)
     slots = [slot for row in found.slots for slot in row.values()]
     if not slots:
         return found
-    present = Lookup(pool).longest(hashes, num_shared, size)
+    present = Lookup(pool, None, tiers.fresh).longest(hashes, num_shared, size)
     without, having = (
         (start, num_tokens - start)
         for start in ((num_shared + len(one.rows[0])) * size for one in (present, found))

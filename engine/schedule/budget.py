@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from engine.schedule.accounts import Account
@@ -77,6 +78,8 @@ class Room:
     """Worth of tokens for those who owe time to what decodes; `None`: nothing is owed."""
     rows: int
     """Tokens of prompts whose log-probabilities are told."""
+    decoded: int
+    """Tokens of what decodes."""
     num_spent: int = 0
     """Tokens that prompts have taken."""
 
@@ -89,7 +92,8 @@ class Room:
         Streams wait for it, or newcomers. Scores over the whole vocabulary take much memory: there
         is some for as many rows as sequences may decode.
         """
-        accounts, left = lifecycle.accounts, budget.num_tokens - len(decoding)
+        decoded = num_rows(decoding)
+        accounts, left = lifecycle.accounts, budget.num_tokens - decoded
         rows = max(_FEWEST_ROWS, budget.num_sequences - len(decoding))
         streams = [accounts[tenant] for tenant in {one.request.tenant for one in decoding}]
         short: float | None = None
@@ -99,8 +103,8 @@ class Room:
             short = pace.efficient_tokens
         short = math.inf if short is None else short
         is_owed = bool(decoding) and pace.is_in_debt
-        hidden = pace.hidden_rows - len(decoding) if is_owed else None
-        return cls(lifecycle, left, short, pace, streams, hidden, rows)
+        hidden = pace.hidden_rows - decoded if is_owed else None
+        return cls(lifecycle, left, short, pace, streams, hidden, rows, decoded)
 
     def share(self, group: SequenceGroup) -> int:
         """Tokens that a group's prompt may take of what is left."""
@@ -127,7 +131,14 @@ class Room:
             self.hidden -= worth
         self.num_spent += chunk.count
 
-    def gain(self, num_sequences: int) -> None:
-        """So many sequences do not decode after all."""
-        self.left += num_sequences
-        self.short += num_sequences
+    def gain(self, decoding: Iterable[Sequence]) -> None:
+        """No others decode after all."""
+        gained = self.decoded - num_rows(decoding)
+        self.decoded -= gained
+        self.left += gained
+        self.short += gained
+
+
+def num_rows(decoding: Iterable[Sequence]) -> int:
+    """Tokens of a step in which these decode: one each, and right drafts that have no state."""
+    return sum(one.num_uncomputed for one in decoding)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from itertools import chain
 
-from engine.api import FinishReason
+from engine.api import FinishReason, next_pages
 from engine.blocks.chains import Chains
 from engine.blocks.tiers import Tiers
 from engine.schedule import swapping
@@ -129,7 +129,7 @@ class Lifecycle:
 
     def headroom(self, groups: Iterable[SequenceGroup]) -> int:
         """Pages to be left for running groups."""
-        size = self.pool.block_pages
+        size = next_pages(self.pool.kinds)
         return sum(max(group.width * size, self.promised(group)) for group in groups)
 
     def is_within_limit(self, group: SequenceGroup) -> bool:
@@ -180,11 +180,12 @@ class Lifecycle:
         goes on: those that are under way come before whatever is written there.
         """
         if self._forgets:
-            blocks = sequence.table.held.forgettable(sequence.num_computed)
+            num_passed = sequence.num_passed(self.block_size)
+            blocks = sequence.table.held.forgettable(num_passed)
             if blocks:
                 self.account(group).let_go(blocks)
                 self.transfers.give_back(blocks)
-                sequence.table.forget(sequence.num_computed)
+                sequence.table.forget(num_passed)
 
     def reach(self, group: SequenceGroup, sequence: Sequence, count: int) -> int:
         """Let a sequence hold blocks for its next `count` tokens, or for as many as there is room.
@@ -199,13 +200,24 @@ class Lifecycle:
         self.account(group).hold(table.grow(computed + count))
         return count
 
-    def extend(self, group: SequenceGroup, sequence: Sequence, num_tokens: int) -> None:
-        """Let a sequence that has a block for its newest token hold `num_tokens` for a step."""
-        self.account(group).hold(sequence.table.grow(num_tokens))
+    def extend(self, group: SequenceGroup, sequence: Sequence, count: int) -> None:
+        """Let a sequence that has a block for its newest token hold so many drafts for a step."""
+        held = sequence.table.held
+        self.account(group).hold(held.hold_drafts(sequence.num_tokens, count))
 
-    def shrink(self, group: SequenceGroup, sequence: Sequence) -> None:
-        """Give back the blocks that drafts had and its tokens do not need."""
-        self.account(group).let_go(sequence.table.shrink(sequence.num_tokens))
+    def settle(self, group: SequenceGroup, sequence: Sequence, num_right: int) -> None:
+        """So many drafts are right, and among a sequence's tokens: they count as computed as far as
+        all layers can go on behind them. Gives back the blocks that drafts had and tokens do not
+        need.
+        """
+        account, table, start = self.account(group), sequence.table, sequence.num_computed
+        end = table.held.reached(start, start + num_right)
+        account.let_go(table.held.settle(end))
+        first = table.num_sealed
+        sequence.compute(end - start)
+        for row in table.rows:  # unlike what is sealed for a step to come, they are there
+            self.tiers.fresh.difference_update(row[first : table.num_sealed])
+        account.let_go(table.shrink(sequence.num_tokens))
 
     def reorder(self, group: SequenceGroup, choices: list[tuple[Sequence, int]]) -> list[Sequence]:
         """Go on with one sequence for each (parent, next token), in place of the group's own.
@@ -332,6 +344,7 @@ class Lifecycle:
         index = admission.num_cached // self.block_size
         if index < len(hashes):
             admission.group.missed = self.tiers.miss(hashes, index)
+            admission.group.alike = admission.starts[0].num_alike * self.block_size
         admission.group.admitted_at = self.tiers.clock()
 
     def _save(self, group: SequenceGroup) -> Saved | None:

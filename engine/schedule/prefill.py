@@ -161,7 +161,7 @@ class PrefillPlanner:
                 else:  # to be computed when it is its turn among those that run
                     prefilling = [one for one in [*prefilling, group] if one.request_id in running]
                     left = [one for one in step.decoding if one.request_id in running]
-                    room.gain(len(step.decoding) - len(left))
+                    room.gain(left)
                     step.decoding = left
                 continue
             prefilling.remove(group)

@@ -67,7 +67,7 @@ class Results:
         account.charge(count * prices.output)
         if self._speculation is not None:
             if drafts:
-                self._lifecycle.shrink(group, sequence)
+                self._lifecycle.settle(group, sequence, num_right)
                 self._speculation.verified(sequence, drafts, num_right)
             if sequence.finish_reason is not None:
                 self._speculation.ended([sequence])
@@ -155,7 +155,7 @@ class Results:
         table = sequence.table
         return not (
             table.keeps(sequence.num_tokens)
-            and sequence.num_uncomputed == 1
+            and sequence.num_uncomputed > 0
             and sequence.num_tokens % self._lifecycle.block_size == 0
             and not table.writes_shared(sequence.num_tokens)
             and not table.has_outgrown(sequence.num_tokens)

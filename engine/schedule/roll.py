@@ -15,7 +15,7 @@ from msgspec import structs
 
 from engine.api import ChainBreak, ChainPlace, RequestState, Roll
 from engine.blocks.chains import Chains
-from engine.blocks.rows import usable
+from engine.blocks.lookup import usable
 from engine.blocks.tiers import Tiers
 from engine.sequences.group import Saved, SequenceGroup
 
@@ -176,6 +176,8 @@ class RollKeeper:
             return ChainBreak(tokens=found, why="prompt_ends")
         if wanted < size:
             return ChainBreak(tokens=found, why="prefix_shorter_than_block")
+        if missed is not None and missed.state == "no_state":
+            return ChainBreak(tokens=found, why="no_state", keys_tokens=group.alike - found)
         if missed is None or missed.state == "unknown":
             return ChainBreak(tokens=found, why="unknown")
         if missed.state == "present":

@@ -22,7 +22,7 @@ from dataclasses import replace
 from functools import partial
 
 from engine.api import EngineRequest
-from engine.blocks.leases import LeaseTerms
+from engine.blocks.eviction.leases import LeaseTerms
 from engine.blocks.pins import Pins
 from engine.blocks.table import BlockTable
 from engine.blocks.tiers import Tiers
@@ -361,6 +361,7 @@ class Scheduler:
             request.cache.up_to if self._config.prefix_cache else 0,
             self._rotary_switch,
             self.lease_terms(request),
+            request.cache.ends,
         )
 
     def lease_terms(self, request: EngineRequest) -> LeaseTerms:
@@ -384,7 +385,10 @@ class Scheduler:
 
 
 def _next_token(sequence: Sequence, drafts: tuple[int, ...]) -> ScheduledChunk:
-    """The newest token of a decoding sequence, which goes on unless it has finished."""
-    start = sequence.compute(1)
+    """The newest token of a decoding sequence, which goes on unless it has finished, and right
+    drafts before it that have no state behind them.
+    """
+    count = sequence.num_uncomputed
+    start = sequence.compute(count)
     samplers = () if sequence.finish_reason is not None else (sequence,)
-    return ScheduledChunk(sequence, start, 1, samplers, drafts)
+    return ScheduledChunk(sequence, start, count, samplers, drafts)

@@ -6,6 +6,9 @@ preempted; what is not needed for tokens that were right is given back when the 
 (`engine.schedule.results`). `engine.draft.worth` decides how many rows pay, by what they have cost
 (`engine.draft.times`), for as long as drafts gain more than they cost (`engine.draft.balance`).
 
+Where layers keep a state, right drafts count as computed as far as a state was left behind them
+(`engine.blocks.rows`). The others are computed again with the next token: rows that drafts cost.
+
 Drafts go behind known tokens, and how many come of them is known when they are verified. So no step
 is launched ahead of the tokens of one that verifies drafts, nor where the next one is worth waiting
 for: all sequences go on together.
@@ -22,11 +25,13 @@ from engine.draft.balance import Balances
 from engine.draft.drafter import Acceptance, Draft, Drafter
 from engine.draft.times import StepTimes
 from engine.draft.worth import Market, RowCosts
-from engine.schedule.budget import StepBudget
+from engine.schedule.budget import StepBudget, num_rows
 from engine.schedule.lifecycle import Lifecycle
 from engine.sequences.plan import ScheduledChunk, StepPlan
 from engine.sequences.sequence import Sequence
 
+_WEIGHT = 0.05
+"""Of what a new draft costs in rows that are computed again."""
 _WORTH_WAITING = 0.5
 """Tokens that drafts must be expected to gain, for each sequence that decodes, if the pipeline is
 to run dry for them: what the host does between two steps is not hidden then."""
@@ -49,6 +54,7 @@ class Speculation:
         self._drafter = drafter
         self._times = StepTimes(costs, max(budget.num_tokens, budget.num_sequences))
         self._most_tokens = most_tokens
+        self._has_states = any(kind.is_state for kind in lifecycle.pool.kinds)
         self._learned: WeakKeyDictionary[Sequence, Acceptance] = WeakKeyDictionary()
         self._under_way: WeakKeyDictionary[Sequence, Draft] = WeakKeyDictionary()
         """What the step that is planned will tell about."""
@@ -57,6 +63,8 @@ class Speculation:
         self._balances = Balances()
         self._num_compared = 0
         """Sequences of the step that is taken over, if it is known what it took without drafts."""
+        self._again = 0.0
+        """Rows that are computed again, for each draft."""
         self.num_drafted = 0
         self.num_accepted = 0
 
@@ -103,11 +111,13 @@ class Speculation:
         return zip(sequences, drafts, market.lengths(chances, keys), strict=True)
 
     def verified(self, sequence: Sequence, drafts: tuple[int, ...], num_right: int) -> None:
-        """So many of the drafts of a step have come true."""
+        """So many of the drafts of a step have come true, and are taken over."""
         self.num_drafted += len(drafts)
         self.num_accepted += num_right
         if self._num_compared:
             self._balances.add(self._num_compared, log1p(num_right) / self._num_compared)
+        num_again = max(0, sequence.num_uncomputed - 1)
+        self._again += _WEIGHT * (num_again / len(drafts) - self._again)
         draft = self._under_way.pop(sequence)
         self._acceptance(sequence).learn(draft.levels, num_right)
 
@@ -119,14 +129,14 @@ class Speculation:
         """
         self._num_compared = 0
         count = plan.num_decoding
-        has_drafts = any(chunk.drafts for chunk in plan.chunks[:count])
-        if count and not has_drafts:
+        has_more = any(chunk.num_rows > 1 for chunk in plan.chunks[:count])
+        if count and not has_more:
             self._balances.allow(count)
-        if len(plan.chunks) > count or (ran_dry and not has_drafts):
+        if len(plan.chunks) > count or (ran_dry and not has_more):
             return
         num_keys = sum(chunk.start + 1 for chunk in plan.chunks)
         longer = self._times.observe(count, plan.num_tokens, num_keys, seconds)
-        if has_drafts:
+        if has_more:
             self._balances.add(count, -log1p(longer))
             self._num_compared = count
 
@@ -203,19 +213,24 @@ class Speculation:
         if self._times.is_due_without(alone) or not self._balances.may_draft(alone):
             return None
         step = self._times.plain(alone, sum(sequence.num_tokens for sequence in decoding))
-        rows = alone + num_prefill
+        rows = num_rows(decoding) + num_prefill
         most = min(self._budget.num_tokens - rows, self._budget.num_sequences - alone)
-        added = self._times.added(alone, rows, most)
+        if self._has_states:  # later steps have room for what is computed again
+            groups = self._lifecycle.running.values()
+            again = sum(num_rows(group.decoding) - len(group.decoding) for group in groups)
+            running = sum(group.width for group in groups)
+            most = min(most, self._budget.num_tokens - running - again)
+        added = [cost * (1 + self._again) for cost in self._times.added(alone, rows, most)]
         return Market(step, step / alone, added, self._times.per_key(alone))
 
     def _extend(self, sequence: Sequence, count: int) -> int:
         """Take the blocks for `count` drafts; returns for how many there is room."""
         lifecycle, table, num_tokens = self._lifecycle, sequence.table, sequence.num_tokens
-        needed = table.missing(num_tokens + count)
-        if needed <= 0:
-            return count
         group = lifecycle.running[sequence.request_id]
-        if lifecycle.is_over_limit(group, needed) or not lifecycle.has_pages(group, needed):
-            return min(count, len(table.blocks) * lifecycle.block_size - num_tokens)
-        lifecycle.extend(group, sequence, num_tokens + count)
+        while count and (needed := table.held.missing_for_drafts(num_tokens, count)):
+            if not lifecycle.is_over_limit(group, needed) and lifecycle.has_pages(group, needed):
+                lifecycle.extend(group, sequence, count)
+                break
+            here = len(table.blocks) * lifecycle.block_size - num_tokens
+            count = here if here < count else 0
         return count

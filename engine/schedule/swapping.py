@@ -35,7 +35,8 @@ def contents(group: SequenceGroup, block_size: int) -> Contents:
     incomplete: set[int] = set()
     for sequence in group.unfinished:
         computed = sequence.num_computed
-        outlines[sequence] = outline = sequence.table.held.outline(computed)
+        outline = sequence.table.held.outline(sequence.num_passed(block_size))
+        outlines[sequence] = outline
         empty |= outline.behind(-(-computed // block_size))
         incomplete |= outline.behind(computed // block_size)
     names = dict.fromkeys(name for outline in outlines.values() for name in outline.names())

@@ -27,7 +27,6 @@ def verify(
         count += 1
         if sampled.token_ids[row] != draft or row + 1 in sampled.late:
             break
-        sequence.compute(1)
         num_right += 1
         if sequence.finish_reason is not None:
             break

@@ -74,6 +74,8 @@ class SequenceGroup:
     """When it was admitted first, by that clock."""
     missed: BlockFate | None = None
     """What was known then of the first block that it might have found, and did not."""
+    alike: int = 0
+    """Tokens whose keys were found when it was first admitted, with and without use."""
     spared_output: int = 0
     """It is not preempted before one of its sequences has generated so many tokens."""
 
@@ -194,8 +196,9 @@ class SequenceGroup:
         for sequence in self.sequences:
             assert 0 <= sequence.num_cached <= sequence.num_computed <= sequence.num_tokens
             is_computed = sequence in self.candidates or sequence.finish_reason is not None
-            expected = (0, 1) if is_computed else (1,)
-            assert sequence.num_uncomputed in expected or sequence in self.prefill
+            assert sequence.num_uncomputed or is_computed or sequence in self.prefill
+            most = 1 + sequence.table.held.most_again
+            assert sequence.num_uncomputed <= most or sequence in self.prefill
         assert all(sequence in self.sequences for sequence in self.prefill)
         is_awaited = self.prefill or any(sequence.num_drawn for sequence in self.sequences)
         assert not self.candidates or is_awaited, "beams wait for nothing"

@@ -100,6 +100,14 @@ class Sequence:
             return False
         return self.num_uncomputed > 0
 
+    def num_passed(self, block_size: int) -> int:
+        """Behind so many tokens nobody needs what no layer sees any more: where it goes on, but
+        others do behind the last full block of what is to be pinned.
+        """
+        if self.request.pin is None:
+            return self.num_computed
+        return min(self.num_computed, self.num_prompt_tokens // block_size * block_size)
+
     def compute(self, count: int) -> int:
         """Count `count` more tokens as computed: a step does it. Returns where they start."""
         start = self.num_computed

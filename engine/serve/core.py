@@ -114,6 +114,8 @@ class EngineCore:
         Returns the terminal deltas of sequences that have nothing left to generate. One with a
         grammar waits for that first, and then for what is read of its prompt's blocks from disk.
         """
+        if self.info.limits_prompts:
+            request = request.without_answers()
         return self.arrivals.submit(request)
 
     def abort(self, request_id: str, index: int | None = None) -> list[TokenDelta]:

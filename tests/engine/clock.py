@@ -31,7 +31,8 @@ def with_clock(
     draft: float = 0.0,
     pair: float = 0.0,
 ) -> Clock:
-    """Let steps take so many seconds, and so many more for each token of a prompt or a draft.
+    """Let steps take so many seconds, and so many more for each token of a prompt, each draft and
+    each token that is computed again.
 
     Of a prompt also `pair` for each token that another one comes behind.
     """
@@ -40,7 +41,7 @@ def with_clock(
 
     def timed(plan: StepPlan) -> Sampled:
         clock.plans.append(plan)
-        drafts = sum(len(chunk.drafts) for chunk in plan.chunks)
+        drafts = plan.num_tokens - prompt_tokens(plan) - plan.num_decoding
         pairs = sum(chunk.count * (chunk.start + chunk.count / 2) for chunk in plan.prompts)
         clock.now += decoding + token * prompt_tokens(plan) + pair * pairs + draft * drafts
         return execute(plan)

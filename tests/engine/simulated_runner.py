@@ -7,7 +7,7 @@ stale block or a lost write changes the output, just as it would with a real mod
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import chain
+from itertools import chain, pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -16,6 +16,7 @@ from engine.api import (
     Kind,
     PromptLogprobs,
 )
+from engine.batch.states import state_runs
 from engine.blocks.rows import HOLE
 from engine.blocks.table import BlockTable
 from engine.blocks.transfers import Transfers
@@ -23,17 +24,21 @@ from engine.disk.memory import Fetched, Landing
 from engine.sequences.beam import Candidate, num_candidates
 from engine.sequences.plan import Sampled, StepPlan
 from engine.sequences.sequence import Sequence
+from kernels.types import StateRuns
 from tests.engine.simulated_model import EOS, candidates, next_token
 
 Columns = list[tuple[Kind, list[int]]]
 """Of the pages of a kind's blocks: the first of each block, the second, ..."""
 
 
+Written = tuple[Sequence, int, list[int], int, list[int], Columns]
+
+
 class Work(NamedTuple):
     """What a runner reads of a plan when it is launched; the rest is on the device."""
 
     transfers: Transfers
-    writes: list[tuple[Sequence, int, list[int], int, list[int], Columns]]
+    writes: list[Written]
     """Of each chunk: whose it is, where it starts, its known tokens and drafts, how many of them
     come before the drafts, if it has some, those before it, and its pages."""
     draws: list[tuple[Sequence, Sequence, int, list[int], Columns]]
@@ -41,6 +46,8 @@ class Work(NamedTuple):
     and its pages."""
     scores: list[tuple[list[int], Columns]]
     """Of each scored position: the tokens up to the one behind it, and the pages."""
+    runs: StateRuns | None
+    """Of all tokens, where layers keep a state."""
 
 
 def _columns(table: BlockTable) -> Columns:
@@ -49,7 +56,12 @@ def _columns(table: BlockTable) -> Columns:
         (kind, [HOLE if block == HOLE else int(pages[block, page]) for block in row])
         for kind, row in zip(table.pool.kinds, table.rows, strict=True)
         for page in range(kind.pages)
+        if not kind.is_state
     ]
+
+
+def _state(history: list[int]) -> tuple[int, int]:
+    return len(history), hash(tuple(history))
 
 
 def _views(rows: np.ndarray, num_blocks: int) -> list[memoryview]:
@@ -123,7 +135,9 @@ class SimulatedRunner:
             for chunk in plan.chunks
             for position in chunk.scored
         ]
-        return Work(plan.transfers, writes, draws, scores)
+        has_states = any(kind.is_state for kind in plan.chunks[0].sequence.table.pool.kinds)
+        runs = state_runs(plan.chunks, self.block_size) if has_states else None
+        return Work(plan.transfers, writes, draws, scores, runs)
 
     def compute(self, work: Work) -> Sampled:
         """Needs the work alone: sequences tell whose token the step before has drawn, no more."""
@@ -147,6 +161,8 @@ class SimulatedRunner:
                     self.memory[pages[index], offset] = token
         for _, start, _, _, before, columns in work.writes:
             self._look(before, start, columns)
+        if work.runs is not None:
+            self._go_on(work.writes, work.runs)
         known = {
             sequence: range(start + (count or len(tokens)), start + len(tokens) + 1)
             for sequence, start, tokens, count, _, _ in work.writes
@@ -173,6 +189,25 @@ class SimulatedRunner:
             self._look(history, len(history) - 1, columns)
             scores.append(PromptLogprobs(-next_token(history), [], known_ids[-1]))
         return Sampled(tokens, [None] * len(tokens), listed, prompt_logprobs=scores)
+
+    def _go_on(self, writes: list[Written], runs: StateRuns) -> None:
+        """The states before each run are those of all tokens up to there; behind it others are."""
+        histories = [
+            (before + (tokens or [self._newest[sequence]]), start + done)
+            for sequence, start, tokens, _, before, _ in writes
+            for done in range(len(tokens) or 1)
+        ]
+        ends = runs.starts.tolist()
+        for number, (first, end) in enumerate(pairwise(ends)):
+            history, start = histories[first]
+            if start:
+                state = self.memory[runs.sources[number].numpy(), :2]
+                assert (state == _state(history[:start])).all(), "another state"
+            else:
+                assert (runs.sources[number] == -1).all()
+            self.memory[runs.targets[number].numpy()] = -4
+            self.memory[runs.targets[number].numpy(), :2] = _state(history[: start + end - first])
+        assert ends[-1] == len(histories), "a token in no run"
 
     def _look(self, history: list[int], position: int, columns: Columns) -> None:
         """Layers of each kind see what they are to see at a position, as far as it is known."""
@@ -205,6 +240,20 @@ class LateRunner(SimulatedRunner):
         rows = np.full((len(pages), self.block_size), -3)
         moves = LateMoves(lambda: self.memory.__setitem__(pages, rows))
         return Landing(_views(rows, len(blocks)), lambda: self.queue.append(moves))
+
+    def fetch(self, blocks: list[list[int]]) -> Fetched:
+        """Copied behind all that was launched so far: what has landed may still be in the queue."""
+        pages = list(chain(*blocks))
+        rows = np.full((len(pages), self.block_size), -5)
+        moves = LateMoves(lambda: rows.__setitem__(slice(None), self.memory[pages]))
+        self.queue.append(moves)
+        return Fetched(_views(rows, len(blocks)), lambda: self._is_done(moves))
+
+    def _is_done(self, moves: LateMoves) -> bool:
+        """Moves that no step is before are done without anybody waiting for them."""
+        while self.queue and isinstance(self.queue[0], LateMoves):
+            self.queue.pop(0).compute()
+        return moves not in self.queue
 
     def launch(self, plan: StepPlan) -> LateStep:
         self.launches.append(len(self.queue))

@@ -18,7 +18,7 @@ from engine.api import (
     Namespaces,
     SamplingParams,
 )
-from engine.blocks.eviction_policy import Eviction
+from engine.blocks.eviction.policy import Eviction
 from engine.config import EngineConfig, Speculation
 from engine.draft.drafter import Drafter
 from engine.draft.worth import FREE_ROWS, RowCosts

@@ -124,6 +124,11 @@ class _Builder:
             return self._tensor(name, like) if biases is None else self._shaped(name, biases, like)
         if not reader.is_apart:
             return self._tensor(name, like)
+        if reader.has(len(like)):
+            raise UnsupportedModel(
+                f"the checkpoint ({self._checkpoint.method}) has more experts in {name} than the "
+                f"{len(like)} of its configuration"
+            )
         if self._keeps_codes and reader.is_coded(len(like)):
             shape = like.mT.shape[1:] if module.is_transposed else like.shape[1:]
 

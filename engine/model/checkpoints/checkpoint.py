@@ -46,6 +46,10 @@ class TensorFiles:
         """The tensor of that name, if there is one."""
         return self[name] if name in self._files else None
 
+    def length(self, name: str) -> int:
+        """The first dimension of a tensor; 0 of one that is not there."""
+        return self._file(name).get_slice(name).get_shape()[0] if name in self._files else 0
+
     def rows(self, name: str, index: int) -> Tensor:
         """What is at `index` of a tensor, without reading the rest."""
         part: Tensor = self._file(name).get_slice(name)[index]

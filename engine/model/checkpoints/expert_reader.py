@@ -6,7 +6,7 @@ row for row, between them. A checkpoint may have it whole, or each expert's prod
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from itertools import chain
 from typing import Protocol
 
@@ -47,14 +47,20 @@ class ExpertReader:
         self._parts = next(filter(self._has, _PARTS.get(self._kind, ())), None)
 
     def _has(self, parts: Sequence[str]) -> bool:
-        first = f"{self._owner}.0.{parts[0]}"
-        is_coded = self._checkpoint.groups(first) is not None
-        return is_coded or self._checkpoint.tensor(f"{first}.weight") is not None
+        return self._is_there(f"{self._owner}.0.{parts[0]}")
+
+    def _is_there(self, module: str) -> bool:
+        is_coded = self._checkpoint.groups(module) is not None
+        return is_coded or self._checkpoint.tensor(f"{module}.weight") is not None
 
     @property
     def is_apart(self) -> bool:
         """Whether the checkpoint has each expert's products apart."""
         return self._parts is not None
+
+    def has(self, expert: int) -> bool:
+        """Whether the checkpoint has that expert's."""
+        return self._parts is not None and self._is_there(self._modules(expert)[0])
 
     def is_coded(self, num_experts: int) -> bool:
         """Whether all of it is in codes."""
@@ -64,12 +70,16 @@ class ExpertReader:
     def groups(self, expert: int) -> GroupedWeight:
         """The matrix of one expert, [out_features, in_features], of those that are in codes."""
         reads = map(self._checkpoint.groups, self._modules(expert))
-        whole = concatenate([read() for read in reads if read is not None])
+        parts = [read() for read in reads if read is not None]
+        self._require_one(expert, {part.in_features for part in parts})
+        whole = concatenate(parts)
         return whole.take(self._order(len(whole.codes))) if self._reorders else whole
 
     def values(self, expert: int) -> Tensor:
         """The matrix of one expert, widened."""
-        whole = torch.cat([self._value(module) for module in self._modules(expert)])
+        parts = [self._value(module) for module in self._modules(expert)]
+        self._require_one(expert, {part.shape[1] for part in parts})
+        whole = torch.cat(parts)
         return whole[self._order(len(whole))] if self._reorders else whole
 
     def biases(self) -> Tensor | None:
@@ -83,6 +93,10 @@ class ExpertReader:
                 interleaves = self._is_interleaved and len(parts) > 1
                 return whole[:, self._order(whole.shape[1])] if interleaves else whole
         return None
+
+    def _require_one(self, expert: int, widths: Collection[int]) -> None:
+        if len(widths) > 1:
+            raise UnsupportedModel(f"the products of {self._owner}.{expert} do not fit each other")
 
     @property
     def _reorders(self) -> bool:

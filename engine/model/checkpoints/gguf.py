@@ -79,10 +79,11 @@ class GgufCheckpoint:
         whole = found and self._tensors.get(f"{found['owner']}.{found['kind']}.weight")
         if not found or not whole:
             return None
-        count, *shape = whole.shape
+        expert, (count, *shape) = int(found["index"]), whole.shape
+        if expert >= count:
+            return None
         size = whole.num_bytes // count
-        start = whole.start + int(found["index"]) * size
-        return StoredTensor(whole.kind, shape, start, size)
+        return StoredTensor(whole.kind, shape, whole.start + expert * size, size)
 
     def _read(self, stored: StoredTensor) -> GroupedWeight:
         rows = self._rows(stored)

@@ -38,11 +38,10 @@ class Mxfp4Checkpoint(FolderCheckpoint):
         found = EXPERT.fullmatch(module)
         if found is None:
             return None
-        name = f"{found['owner']}.{found['kind']}"
-        is_there = f"{name}_blocks" in self._files
-        if not is_there:
+        name, expert = f"{found['owner']}.{found['kind']}", int(found["index"])
+        if expert >= self._files.length(f"{name}_blocks"):
             return None
-        read = partial(self._read, name, int(found["index"]))
+        read = partial(self._read, name, expert)
         return partial(fitting, self.method, module, read)
 
     def _read(self, name: str, expert: int) -> GroupedWeight:

@@ -10,7 +10,9 @@ is in `kernels`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -27,6 +29,7 @@ from kernels.experts import add_shared, route
 from kernels.layers import add_rms_norm, gate, rotate_and_write, stack
 from kernels.types import (
     AttentionBatch,
+    DecoderLayer,
     Dense,
     Experts,
     LayerCaches,
@@ -77,6 +80,17 @@ class FusedDecoder:
         """Of each layer that has some."""
         networks = [layer.network for layer in self._layers]
         return [one.experts for one in networks if isinstance(one, Mixture)]
+
+    @contextmanager
+    def windows_of(self, longest: int) -> Iterator[None]:
+        """Let no layer that has a window see more than so many tokens, for a while."""
+        layers, whole = self._layers, self._stack
+        self._layers = [_windowed(layer, longest) for layer in layers]
+        self._stack = None if whole is None else stack(self._layers, self._activation)
+        try:
+            yield
+        finally:
+            self._layers, self._stack = layers, whole
 
     def forward(self, batch: Batch, caches: LayerCaches) -> Tensor:
         """See `EagerDecoder`."""
@@ -205,6 +219,13 @@ class FusedDecoder:
         if self._softcap is not None:
             logits = torch.tanh(logits / self._softcap) * self._softcap
         return logits
+
+
+def _windowed(layer: DecoderLayer, longest: int) -> DecoderLayer:
+    window = layer.options.sliding_window
+    if window is None or window <= longest:
+        return layer
+    return replace(layer, options=replace(layer.options, sliding_window=longest))
 
 
 def _sum(residual: Tensor, update: Tensor | None, norm: Norm | None) -> Tensor:

@@ -18,10 +18,12 @@ import torch
 from msgspec import structs
 from torch import Tensor
 
-from engine.api.kinds import EVERYTHING, Kind
+from engine.api.kinds import EVERYTHING, Kind, block_pages
 from kernels.kv_format import row_size
-from kernels.types import LayerCaches
+from kernels.types import LayerCaches, StatePlace
 
+_ALIGNMENT = 64
+"""In bytes, of pages with states and of what begins in them."""
 _LOST_SHARE = 0.02
 """Of the bytes of a block of all kinds: what pages may leave empty so that there are fewer."""
 
@@ -68,6 +70,24 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
+class StateShape:
+    """What a layer keeps of a sequence that no later token makes longer."""
+
+    layer: int
+    """As the model counts them."""
+    name: str
+    """Of several of a layer."""
+    shape: tuple[int, ...]
+    """Its rows, which are never cut, are the first dimension."""
+    dtype: torch.dtype
+
+    @property
+    def row_bytes(self) -> int:
+        """Of one row."""
+        return math.prod(self.shape[1:]) * self.dtype.itemsize
+
+
+@dataclass(frozen=True, slots=True)
 class PageLayout:
     """How a block of all kinds lies in pages."""
 
@@ -77,11 +97,19 @@ class PageLayout:
     """In elements."""
     places: tuple[Place, ...]
     """By layer; one that reads another's keys has that one's."""
+    states: tuple[StatePlace, ...] = ()
+    """In the pages of a block with a state."""
 
     @property
     def num_columns(self) -> int:
-        """Pages of a block of all kinds."""
-        return sum(kind.pages for kind in self.kinds)
+        """Pages of a block of all kinds, but for states; one that nobody looks at where there is
+        nothing else."""
+        return sum(kind.pages for kind in self.kinds if not kind.is_state) or 1
+
+    @property
+    def state_pages(self) -> int:
+        """Those of a block with a state."""
+        return sum(kind.pages for kind in self.kinds if kind.is_state)
 
     def caches(self, memory: Tensor) -> LayerCaches:
         """Each layer's view of `memory`, which is [num_pages, page_size]."""
@@ -92,14 +120,17 @@ class PageLayout:
                 for part, place in zip(starts, self.places, strict=True)
             ),
             tuple(place.column for place in self.places),
+            memory.view(torch.uint8),
+            self.states,
         )
 
     def describe(self) -> str:
         """How the elements of a block lie, in a word for who keeps them."""
         own = dict.fromkeys(self.places)
-        shapes = [list(place.shape) for place in own]
-        is_one = self.num_columns == 1 and all(shape == shapes[0] for shape in shapes)
-        return str([len(shapes), *shapes[0]] if is_one else list(map(_described, own)))
+        shapes = [place.shape for place in own]
+        is_one = self.num_columns == 1 and len(set(shapes)) == 1
+        described = str([len(shapes), *shapes[0]] if is_one else list(map(_described, own)))
+        return described + "".join(f" {one.segments}{one.shape}{one.dtype}" for one in self.states)
 
 
 def _described(place: Place) -> list[int]:
@@ -113,6 +144,8 @@ class AttentionLayout:
     calls: tuple[AttentionCall, ...]
     by_kinds: bool = False
     """Whether layers with a window remember that alone; else all remember every token."""
+    states: tuple[StateShape, ...] = ()
+    """What layers with a state keep."""
     whole: AttentionLayout | None = None
     """Of a rank's part the whole model's: on every rank a layer lies in the same one of a block's
     pages, whatever part of its heads is there."""
@@ -133,12 +166,20 @@ class AttentionLayout:
                 filled[column] += places[layer].size
             found.append(structs.replace(kind, pages=len({columns[layer] for layer in own})))
         in_order = tuple(map(places.__getitem__, self._owners))
-        return PageLayout(tuple(found), max(filled.values()), in_order)
+        page_size = max(filled.values(), default=0)
+        if not self.states:
+            return PageLayout(tuple(found), page_size, in_order)
+        # Rows of states are read as what they are, and one of them has to fit.
+        least = max(page_size * storage.itemsize, *(one.row_bytes for one in self.states))
+        page_bytes = _aligned(least)
+        states, num_pages = _placed(self.states, page_bytes)
+        found.append(Kind(pages=num_pages, is_state=True))
+        return PageLayout(tuple(found), page_bytes // storage.itemsize, in_order, states)
 
     def block_bytes(self, block_size: int, storage: torch.dtype) -> int:
         """Bytes of a block of all kinds; for errors see `pages`."""
         pages = self.pages(block_size, storage)
-        return pages.num_columns * pages.page_size * storage.itemsize
+        return block_pages(pages.kinds) * pages.page_size * storage.itemsize
 
     def _shapes(
         self, block_size: int, storage: torch.dtype
@@ -159,6 +200,8 @@ class AttentionLayout:
         """In which of a block's pages each of these layers lies."""
         shapes = self._shapes(block_size, storage)
         kinds = list(self._kinds().values())
+        if not kinds:
+            return {}
         sizes = [[math.prod(shapes[layer]) for layer in own] for own in kinds]
         page_size = _page_size(sizes)
         columns: dict[int, int] = {}
@@ -190,6 +233,29 @@ class AttentionLayout:
         return dict(
             sorted(kinds.items(), key=lambda pair: pair[0].longest or math.inf, reverse=True)
         )
+
+
+def _aligned(num_bytes: int) -> int:
+    return -(-num_bytes // _ALIGNMENT) * _ALIGNMENT
+
+
+def _placed(states: Sequence[StateShape], page_bytes: int) -> tuple[tuple[StatePlace, ...], int]:
+    """Where states lie in pages of that size, one behind the other, and how many these are."""
+    places: list[StatePlace] = []
+    column = start = 0
+    for state in states:
+        segments: list[tuple[int, int, int, int]] = []
+        row = 0
+        start = _aligned(start)
+        while row < state.shape[0]:
+            count = min(state.shape[0] - row, (page_bytes - start) // state.row_bytes)
+            if count > 0:
+                segments.append((row, count, column, start))
+                row, start = row + count, start + count * state.row_bytes
+            else:
+                column, start = column + 1, 0
+        places.append(StatePlace(tuple(segments), state.shape, state.dtype))
+    return tuple(places), column + 1
 
 
 def _rule(call: AttentionCall) -> Kind:

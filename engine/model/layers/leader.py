@@ -81,6 +81,7 @@ def _end(processes: list[SpawnProcess], connections: list[Connection]) -> None:
         process.join(_ENDING_SECONDS)
         if process.is_alive():
             process.kill()
+            process.join()
 
 
 def _led(

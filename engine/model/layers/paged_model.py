@@ -20,7 +20,7 @@ from engine.api import EngineError
 from engine.api.kinds import Kind
 from engine.batch.batch import Batch, token_by_token
 from engine.batch.staging import upload
-from engine.model.layers.eager import EagerDecoder
+from engine.model.layers.eager.decoder import EagerDecoder
 from engine.model.layers.fused import FusedDecoder
 from engine.model.layers.layout import AttentionCall, AttentionLayout
 from kernels.attention import prepare
@@ -44,6 +44,8 @@ class Weights:
     """Of the weights, and of the KV memory unless that is quantized."""
     rotary_switch: int | None = None
     """See `EngineInfo.rotary_switch`."""
+    limits_prompts: bool = False
+    """See `EngineInfo.limits_prompts`."""
     quantized_by: str | None = None
     """The method whose codes are multiplied as the checkpoint has them, if it has some."""
 

@@ -8,7 +8,6 @@ import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-import msgspec
 import psutil
 import pytest
 import zmq.asyncio
@@ -26,8 +25,14 @@ PROMPT = [5, 6, 7, 8, 9]
 
 
 def config(folder: Path) -> EngineConfig:
+    """Of the model in a test's folder. What was measured of the machine is kept for all tests."""
     return EngineConfig(
-        model_path=str(folder), device="cpu", dtype="float32", kv_memory_bytes=8 << 20, threads=1
+        model_path=str(folder),
+        device="cpu",
+        dtype="float32",
+        kv_memory_bytes=8 << 20,
+        threads=1,
+        cache_dir=str(folder.parent),
     )
 
 
@@ -37,7 +42,10 @@ async def engine(tmp_path: Path) -> AsyncIterator[ProcessEngine]:
     engine = ProcessEngine(config(tmp_path))
     await engine.start()
     yield engine
+    pid = engine.pid
     await engine.close()
+    assert pid is not None
+    assert not psutil.pid_exists(pid), "closing leaves no process behind"
 
 
 async def test_killed_in_the_middle_of_32_streams_it_comes_back_and_finishes_each_as_if_undisturbed(
@@ -244,28 +252,11 @@ def tokens(deltas: list[TokenDelta]) -> list[int]:
     return [token for delta in deltas for token in delta.token_ids]
 
 
-async def test_closing_leaves_no_process_behind(tmp_path: Path) -> None:
-    save_model("llama", tmp_path)
-    engine = ProcessEngine(config(tmp_path))
-    await engine.start()
-    pid = engine.pid
-    await engine.close()
-    assert pid is not None
-    assert not psutil.pid_exists(pid)
-
-
-async def test_an_engine_that_cannot_start_says_why(tmp_path: Path) -> None:
-    engine = ProcessEngine(config(tmp_path / "nothing"))
-    with pytest.raises(EngineError, match="nothing"):
-        await engine.start()
-    await engine.close()
-
-
-async def test_what_an_operator_can_mend_is_told_without_a_traceback(
+async def test_an_engine_that_cannot_start_says_why_without_a_traceback(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     save_model("llama", tmp_path)
-    engine = ProcessEngine(msgspec.structs.replace(config(tmp_path), kv_memory_bytes=1))
+    engine = ProcessEngine(structs.replace(config(tmp_path), kv_memory_bytes=1))
     with pytest.raises(EngineError, match="kv_memory: a single block takes"):
         await engine.start()
     await engine.close()

@@ -9,7 +9,7 @@ import pytest
 from engine.api import EVERYTHING, Kind
 from engine.blocks.changes import ResumableChanges, changes_of
 from engine.blocks.hashing import block_hashes
-from engine.blocks.rows import usable
+from engine.blocks.lookup import usable
 from engine.serve.core import EngineCore
 from tests.engine.simulated_model import random_prompt
 from tests.engine.simulation import make_request, run_to_end, simulated_core

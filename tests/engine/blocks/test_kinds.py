@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from engine.api import Kind
-from engine.blocks.leases import LeaseTerms
+from engine.blocks.eviction.leases import LeaseTerms
+from engine.blocks.lookup import Lookup
 from engine.blocks.pool import BlockPool
-from engine.blocks.rows import HOLE, Lookup, Rows
+from engine.blocks.rows import HOLE, Rows
 from engine.blocks.tiers import HostTier, Tiers
 from tests.effort import scaled
 
@@ -65,7 +66,7 @@ def test_what_a_window_has_passed_is_found_until_its_memory_is_needed_and_goes_f
             pool.register(block, b"h%d" % index, kind=kind)
     passed = rows.rows[1][:2]
     assert rows.forgettable(3 * SIZE) == passed
-    rows.forget(3 * SIZE, ends=())
+    rows.forget(3 * SIZE)
     assert rows.rows[1][:3] == [HOLE, HOLE, rows.rows[1][2]]
     assert [pool.find([b"h%d" % one], 1) for one in range(2)] == [[block] for block in passed]
     rows.release()
@@ -83,7 +84,8 @@ def test_where_others_are_likely_to_go_on_a_window_is_worth_as_much_as_any_block
     rows.grow(4)
     for index, block in enumerate(rows.rows[1]):
         pool.register(block, b"h%d" % index, kind=1)
-    rows.forget(3 * SIZE, ends={(2 * SIZE, 2 * SIZE)})
+    rows.ends = {(2 * SIZE, 2 * SIZE)}
+    rows.forget(3 * SIZE)
     pool.allocate(3, "a")
     assert pool.find([b"h1"], 1), "who goes on behind two blocks needs the second one"
     assert not pool.find([b"h0"], 1)

@@ -20,7 +20,7 @@ from engine.blocks.listeners import Losses
 from engine.serve.core import EngineCore
 from engine.serve.local import LocalEngine
 from engine.validation import check_request
-from tests.engine.blocks.test_leases import Clock
+from tests.engine.blocks.eviction.test_leases import Clock
 from tests.engine.simulated_model import random_prompt
 from tests.engine.simulation import cached_tokens, make_request, run_to_end, simulated_core
 

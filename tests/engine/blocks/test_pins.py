@@ -1,9 +1,10 @@
+import itertools
 import random
 
 import pytest
 from msgspec import structs
 
-from engine.api import RequestRefused, TenantShare, TokenDelta
+from engine.api import Kind, RequestRefused, TenantShare, TokenDelta
 from engine.blocks.pool import BlockPool
 from engine.blocks.table import BlockTable
 from engine.serve.core import EngineCore
@@ -53,6 +54,47 @@ def test_a_pinned_prompt_outlives_any_burst(pinned: bool, tenant: str) -> None:
         run_to_end(core)
     burst(core, tenant)
     assert cached(core, PROMPT) == (40 if pinned else 0)
+
+
+def windowed(window: int, budget: int, **fields: object) -> EngineCore:
+    """With memory for 40 blocks, and one request at a time, unless it is said otherwise."""
+    return simulated_core(
+        step_token_budget=budget,
+        kinds=(Kind(), Kind(window=window)),
+        **{"num_blocks": 40, "max_running_requests": 1} | fields,
+    )
+
+
+@pytest.mark.parametrize("window", [3, 6, 9])
+def test_a_pin_has_the_window_that_is_seen_behind_its_last_block(window: int) -> None:
+    """However its last tokens came: a step begins by giving back what none behind them sees."""
+    for budget, length in itertools.product(range(3, 10), range(24, 32)):
+        core = windowed(window, budget)
+        pin(core, "p", PROMPT[:length])
+        core.submit(make_request("burst", random_prompt(random.Random(2), 150), 0, tenant="b"))
+        run_to_end(core)
+        assert cached(core, PROMPT[:length]) == length // 4 * 4, (budget, length)
+
+
+def test_a_pin_has_that_window_though_its_last_step_takes_all_memory_for_another() -> None:
+    for budget, length, other in itertools.product(range(12, 15), range(25, 28), range(12, 17)):
+        core = windowed(3, budget, num_blocks=9, max_running_requests=2)
+        core.submit(make_request("pin", PROMPT[:length], 0, pin="p"))
+        core.submit(make_request("other", [7] * other, 0, tenant="b"))
+        run_to_end(core)
+        assert cached(core, PROMPT[:length]) >= length // 4 * 4, (budget, length, other)
+
+
+@pytest.mark.parametrize("window", [3, 6, 9])
+def test_a_pin_that_was_swapped_has_that_window(window: int) -> None:
+    for budget, steps in itertools.product(range(3, 10), range(1, 10)):
+        core = windowed(window, budget, num_host_blocks=40, recovery="swap")
+        core.submit(make_request("pin", PROMPT[:27], 0, pin="p"))
+        run_to_end(core, preempt_after=steps)
+        core.submit(make_request("burst", random_prompt(random.Random(2), 150), 0, tenant="b"))
+        run_to_end(core)
+        core.scheduler.tiers.host.forget_owner("a")
+        assert cached(core, PROMPT[:27]) >= 24, (budget, steps)
 
 
 def test_unpinned_blocks_can_be_evicted_again() -> None:

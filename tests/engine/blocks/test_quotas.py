@@ -6,7 +6,7 @@ from typing import get_args
 import pytest
 
 from engine.api import RequestRefused, TenantShare
-from engine.blocks.eviction_policy import Eviction
+from engine.blocks.eviction.policy import Eviction
 from engine.blocks.pool import BlockPool
 from engine.serve.core import EngineCore
 from engine.validation import check_request

@@ -6,11 +6,12 @@ import pytest
 
 from engine.api import CachePolicy, Kind, TenantShare
 from engine.blocks import wall
-from engine.blocks.leases import LeaseTerms
+from engine.blocks.eviction.leases import LeaseTerms
 from engine.blocks.listeners import Marks
 from engine.blocks.pool import BlockPool
-from engine.blocks.wall import ANEW, FINDABLE, HELD, LEASED, PARTIAL, PINNED
+from engine.blocks.wall import ANEW, FINDABLE, HELD, LEASED, PARTIAL, PINNED, STATE
 from engine.serve.core import EngineCore
+from tests.effort import scaled
 from tests.engine.blocks.watching import FREE, Cell, decode
 from tests.engine.clock import Clock
 from tests.engine.simulated_model import random_prompt
@@ -50,6 +51,7 @@ def truth(core: EngineCore) -> list[Cell]:
             state = HELD * (references > 0) | FINDABLE * (books.hashes[number] is not None)
             if books is pool:
                 state |= LEASED * (number in leased) | PINNED * (number in pinned)
+            state |= STATE * (state > 0 and books.kinds[books.kinds_of[number]].is_state)
             cells.append(Cell(state, books.owners[number], references) if state else FREE)
     return cells
 
@@ -79,8 +81,17 @@ def act(core: EngineCore, rng: random.Random, number: int) -> None:
     core.step()
 
 
-@pytest.mark.parametrize("seed", range(4))
-@pytest.mark.parametrize("kinds", [(Kind(),), (Kind(), Kind(window=7, pages=3))])
+@pytest.mark.scaled
+@pytest.mark.parametrize("seed", range(scaled(2)))
+@pytest.mark.parametrize(
+    "kinds",
+    [
+        (Kind(),),
+        (Kind(), Kind(window=7, pages=3)),
+        (Kind(), Kind(pages=2, is_state=True)),
+        (Kind(pages=2, is_state=True),),
+    ],
+)
 @pytest.mark.parametrize("runs_ahead", [False, True])
 def test_cells_equal_the_books_after_every_step(
     seed: int, runs_ahead: bool, kinds: tuple[Kind, ...]
@@ -111,7 +122,8 @@ def test_cells_equal_the_books_after_every_step(
         core.step()
     often.ask()
     assert often.cells == truth(core)
-    for flag in (HELD, FINDABLE, LEASED, PINNED):
+    has_states = kinds[-1].is_state
+    for flag in (HELD, FINDABLE, LEASED, PINNED, *[STATE] * has_states):
         assert any(state & flag for state in seen), "the load has left something out"
     behind = often.cells[core.scheduler.pool.num_pages :]
     assert any(one.state & FINDABLE for one in behind), "nothing came to the host"

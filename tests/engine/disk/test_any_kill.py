@@ -27,6 +27,8 @@ from tests.engine.simulation import make_request
 
 ALIKE = (EVERYTHING,)
 WINDOWS = (EVERYTHING, Kind(window=6, pages=2), Kind(window=3))
+STATES = (EVERYTHING, Kind(pages=2, is_state=True))
+STATES_ALONE = (Kind(pages=3, is_state=True),)
 WINDOWS_ALONE = (Kind(window=9), Kind(window=5, pages=2))
 
 
@@ -124,7 +126,15 @@ class Life:
         self.core = self._start()
 
 
-@pytest.mark.parametrize("kinds", [WINDOWS, WINDOWS_ALONE])
+@pytest.mark.parametrize(
+    "kinds",
+    [
+        WINDOWS,
+        WINDOWS_ALONE,
+        pytest.param(STATES, marks=pytest.mark.exhaustive),
+        pytest.param(STATES_ALONE, marks=pytest.mark.exhaustive),
+    ],
+)
 def test_no_block_of_any_kind_is_ever_wrong(tmp_path: Path, kinds: tuple[Kind, ...]) -> None:
     lives = [Life(tmp_path / f"{seed}", seed, kinds) for seed in (1, 8)]
     for life in lives:

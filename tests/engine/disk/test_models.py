@@ -69,7 +69,7 @@ def test_blocks_come_back_bit_for_bit(tmp_path: Path, kv_dtype: Literal["auto", 
 
 @pytest.mark.parametrize(
     ("family", "num_kinds"),
-    [("llama", 1), ("gemma2", 2), ("gpt_oss", 2), ("mistral", 1)],
+    [("llama", 1), ("gemma2", 2), ("gpt_oss", 2), ("mistral", 1), ("qwen3_next", 2)],
 )
 def test_answers_are_those_of_a_cold_start(tmp_path: Path, family: str, num_kinds: int) -> None:
     model = save_model(family, tmp_path / "model")

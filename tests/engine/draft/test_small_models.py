@@ -18,6 +18,7 @@ from engine.config import EngineConfig
 from engine.draft.drafter import LookupFirst
 from engine.draft_model.drafter import DraftModel
 from engine.serve.core import EngineCore
+from tests.engine.clock import with_clock
 from tests.engine.draft.test_models import answers
 from tests.engine.model.test_model import generate, make_config, save_model
 from tests.engine.run.test_batch_invariance import sampled_requests
@@ -131,12 +132,15 @@ def test_in_a_small_pool_answers_are_the_same(tmp_path: Path) -> None:
     drafter.check()
 
 
-def test_what_is_longer_than_the_drafts_memory_is_not_guessed_for(tmp_path: Path) -> None:
+def test_what_is_longer_than_the_drafts_memory_is_not_guessed_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The model's windows leave room for more tokens than the draft has, which remembers all."""
     model = save_model("gemma2", tmp_path)
     block_bytes = 2 * load_parts(config_of(tmp_path, tmp_path)).model.block_bytes
     few = {"step_token_budget": 24, "kv_memory_bytes": 24 * block_bytes}
     core, drafter, parts = guessing(config_of(tmp_path, tmp_path, **few))
+    with_clock(core, monkeypatch, decoding=1.0, draft=0.01)
     room = parts.info.num_blocks * BLOCK
     assert room == 24 * BLOCK < parts.info.max_context_tokens
     assert len(parts.info.kinds) == 2

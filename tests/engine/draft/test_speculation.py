@@ -20,7 +20,12 @@ from tests.effort import scaled
 from tests.engine.clock import Clock, with_clock
 from tests.engine.draft.guesses import Seer
 from tests.engine.run.test_steps import RunAheadMachine, prompt_that_goes_on, prompt_that_stops
-from tests.engine.schedule.test_any_order import ManyKindsSchedulerMachine, SchedulerMachine
+from tests.engine.schedule.test_any_order import (
+    ManyKindsSchedulerMachine,
+    SchedulerMachine,
+    StatesBesideWindowsSchedulerMachine,
+    StatesSchedulerMachine,
+)
 from tests.engine.simulated_model import EOS, expected_hypotheses, expected_output, random_prompt
 from tests.engine.simulated_runner import LateRunner, SimulatedRunner
 from tests.engine.simulation import make_request, run_all_to_end, run_to_end, simulated_core
@@ -50,7 +55,23 @@ class DraftingManyKindsMachine(DraftingMachine):
     kinds = ManyKindsSchedulerMachine.kinds
 
 
+class DraftingStatesMachine(DraftingMachine):
+    """The same where layers keep a state, which drafts may spoil."""
+
+    kinds = StatesBesideWindowsSchedulerMachine.kinds
+
+
+class DraftingStatesAheadMachine(DraftingAheadMachine):
+    """The same, while steps are under way."""
+
+    kinds = StatesSchedulerMachine.kinds
+
+
 TestDraftingMachine = DraftingMachine.TestCase
+TestDraftingStatesMachine = DraftingStatesMachine.TestCase
+TestDraftingStatesMachine.settings = settings(max_examples=scaled(60), stateful_step_count=50)
+TestDraftingStatesAheadMachine = DraftingStatesAheadMachine.TestCase
+TestDraftingStatesAheadMachine.settings = settings(max_examples=scaled(60), stateful_step_count=50)
 TestDraftingManyKindsMachine = DraftingManyKindsMachine.TestCase
 TestDraftingManyKindsMachine.settings = settings(max_examples=scaled(20), stateful_step_count=50)
 TestDraftingMachine.settings = settings(max_examples=scaled(60), stateful_step_count=50)

@@ -41,6 +41,7 @@ async def test_killed_in_the_middle_of_formats_it_finishes_each_as_if_undisturbe
             dtype="float32",
             kv_memory_bytes=8 << 20,
             threads=1,
+            cache_dir=str(tmp_path.parent),  # what is measured is kept
         )
     )
     await engine.start()

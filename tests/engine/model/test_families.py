@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +18,12 @@ from engine.api import UnsupportedModel
 from engine.batch.batch import pack
 from engine.config import EngineConfig
 from engine.model import self_check
-from engine.model.layers import eager
+from engine.model.layers.eager import decoder as eager
 from engine.model.layers.paged_model import PagedModel
 from engine.model.load import load_model
 from engine.model.self_check import relative_error
 from kernels.attention import attend
+from kernels.types import StateRuns
 from tests.engine.model.tiny_families import WINDOW, families, tiny_config, tiny_model
 
 BLOCK = 16
@@ -29,8 +31,8 @@ FIVE_TO_ONE = [*5 * ["sliding_attention"], "full_attention"]
 CHUNKS = (1, 37, 5, 64, 43)
 SOME = {
     *("afmoe", "cohere2", "deepseek_v2", "exaone4", "gemma3n_text", "gemma4_text", "glm4"),
-    *("gpt_neox", "gpt_oss"),
-    *("llama4_text", "minimax_m2", "mixtral", "olmo2", "phi", "phimoe", "qwen2_moe"),
+    *("gpt_neox", "gpt_oss", "kimi_linear", "nemotron_h", "qwen3_next"),
+    *("llama4_text", "minimax", "minimax_m2", "mixtral", "olmo2", "phi", "phimoe", "qwen2_moe"),
 }
 """Of those that are served: each of a kind of its own."""
 SERVED = SOME | {
@@ -41,11 +43,13 @@ SERVED = SOME | {
     *("gpt2", "gpt_bigcode", "granite", "granite_swa", "granitemoe", "granitemoe_swa"),
     *("granitemoeshared", "helium", "hunyuan_v1_dense", "hunyuan_v1_moe", "hy_v3", "hyperclovax"),
     *("internlm3", "iquestcoder", "jais2", "jetmoe", "kolibri1", "laguna", "lfm2", "llama"),
-    *("llama4", "mellum", "mimo_v2_flash", "minimax_m3_vl_text", "ministral"),
+    *("llama4", "mamba", "mamba2", "mellum", "mimo_v2_flash", "minimax_m3_vl_text", "ministral"),
     *("ministral3", "mistral", "modernbert-decoder", "moshi", "moss_transcribe_diarize"),
     *("nanochat", "nemotron", "olmo", "olmo3", "olmoe", "opt", "persimmon", "phi3", "qwen2"),
     *("qwen3", "qwen3_moe", "seed_oss", "smollm3", "solar_open", "stablelm", "starcoder2"),
     *("vaultgemma", "whisper"),
+    *("bamba", "falcon_h1", "falcon_mamba", "granitemoehybrid", "jamba", "lfm2_moe", "lfm3"),
+    *("olmo_hybrid", "qwen3_5", "qwen3_5_moe", "qwen3_5_moe_text", "qwen3_5_text"),
     *("axk1", "deepseek_v3", "glm4_moe_lite", "longcat_flash", "minicpm3", "youtu"),
 }
 
@@ -70,9 +74,27 @@ def forget(model: PagedModel, pages: npt.NDArray[np.int32], num_tokens: int) -> 
     """Let pages be anything whose tokens nobody sees behind the first `num_tokens`."""
     column = 0
     for kind in model.kinds:
+        if kind.is_state:
+            continue
         gone = kind.first_needed(num_tokens) // model.block_size
         model.memory[pages[column : column + kind.pages, :gone]] = torch.nan
         column += kind.pages
+
+
+def runs_of(number: int, count: int, states: npt.NDArray[np.int32]) -> StateRuns | None:
+    """Of a chunk from its number on: from one of two states to the other, [2, num_pages], in which
+    its last token goes on in place.
+    """
+    if not states.size:
+        return None
+    before, behind = states[number % 2], states[(number + 1) % 2]
+    first = before if number else np.full_like(before, -1)
+    if count == 1:
+        starts, sources, targets = [0, 1], [first], [behind]
+    else:
+        starts, sources, targets = [0, count - 1, count], [first, behind], [behind, behind]
+    tensors = (np.array(one, np.int32) for one in (starts, sources, targets))
+    return StateRuns(*map(torch.from_numpy, tensors))
 
 
 @torch.inference_mode()
@@ -85,12 +107,15 @@ def error_of(given: EngineConfig, num_kinds: int | None = None) -> float:
     length = sum(CHUNKS)
     ids = torch.arange(length).mul(31).add(7).remainder(model.weights.config.vocab_size).tolist()
     pages = scattered(model, -(-length // model.block_size))
-    model.allocate(2 * pages.size)
+    model.allocate(2 * pages.size + 4 * model.pages.state_pages)
+    states = np.arange(2 * pages.size, len(model.memory), 2, dtype=np.int32).reshape(-1, 2).T
     start, parts = 0, []
-    for count in CHUNKS:
+    for number, count in enumerate(CHUNKS):
         forget(model, pages, start)
         chunk = [(ids, start, count, pages)]
-        parts.append(model.forward(pack(chunk, range(count), model.block_size, model.device)))
+        batch = pack(chunk, range(count), model.block_size, model.device)
+        runs = runs_of(number, count, states)
+        parts.append(model.forward(replace(batch, states=runs)))
         start += count
     own = AutoModelForCausalLM.from_pretrained(
         given.model_path, dtype=torch.float32, attn_implementation="eager"
@@ -216,7 +241,6 @@ def test_what_paging_misses_is_found_however_far_it_reaches(
 @pytest.mark.parametrize(
     ("family", "reason"),
     [
-        ("qwen3_next", "a recurrent state"),
         ("deepseek_v32", "sparse attention over an index"),
         ("glm_moe_dsa", "sparse attention over an index"),
         ("bert", "not causal"),

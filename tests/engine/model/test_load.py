@@ -11,16 +11,19 @@ from unittest.mock import patch
 import msgspec
 import pytest
 import torch
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from engine.api import EngineError
 from engine.config import EngineConfig
 from engine.model.layers import fused as decoder
 from engine.model.layers.description import Description
+from engine.model.layers.fused import FusedDecoder
 from engine.model.layers.paged_model import PagedModel
 from engine.model.load import load_model
 from engine.model.original import choose_dtype
+from engine.model.self_check import SAMPLE_TOKENS
 from tests.engine.model.layers.test_fused import config_of
-from tests.engine.model.test_model import save_model
+from tests.engine.model.test_model import SMALL, save_model
 
 
 def test_layers_that_turn_out_wrong_give_way_to_the_models_own(
@@ -39,6 +42,29 @@ def test_layers_that_turn_out_wrong_give_way_to_the_models_own(
         model = load_model(config_of(tmp_path))
     assert not model.weights.is_fused
     assert "fused layers differ" in caplog.text
+
+
+@pytest.mark.parametrize("forgets_windows", [False, True])
+def test_fused_layers_are_compared_with_windows_that_the_sample_leaves(
+    forgets_windows: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One longer than the sample would not be missed there."""
+    config = AutoConfig.for_model("mistral", **SMALL, sliding_window=4 * SAMPLE_TOKENS)
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    describe = decoder.describe
+
+    def without_windows(model: Any, calls: Any, most: int | None) -> Description:
+        return describe(model, [replace(call, sliding_window=None) for call in calls], most)
+
+    if forgets_windows:
+        monkeypatch.setattr(decoder, "describe", without_windows)
+    with torch.no_grad():
+        weights = load_model(config_of(tmp_path)).weights
+    assert weights.is_fused != forgets_windows
+    if isinstance(weights.decoder, FusedDecoder):
+        windows = [layer.options.sliding_window for layer in weights.decoder._layers]
+        assert windows == [4 * SAMPLE_TOKENS] * len(windows), "they are whole again"
+    assert [call.sliding_window for call in weights.layout.calls] == [4 * SAMPLE_TOKENS] * 3
 
 
 def test_options_that_cannot_be_had_are_refused_by_name(tmp_path: Path) -> None:
@@ -79,3 +105,15 @@ def test_the_type_of_choice_is_what_is_multiplied_fastest(
     assert choose_dtype(config, torch.device("cpu")) == getattr(torch, expected)
     chosen = EngineConfig(model_path=str(tmp_path), dtype="float16")
     assert choose_dtype(chosen, torch.device("cpu")) == torch.float16
+
+
+@pytest.mark.parametrize(("dtype", "inner"), [("float32", 42), ("bfloat16", 44)])
+def test_experts_have_widths_of_which_no_rows_are_whole_vectors(
+    dtype: str, inner: int, tmp_path: Path
+) -> None:
+    sizes = SMALL | {"intermediate_size": inner, "num_local_experts": 3}
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model("mixtral", **sizes))
+    model.save_pretrained(tmp_path)
+    config = msgspec.structs.replace(config_of(tmp_path), dtype=dtype)
+    with torch.no_grad():
+        assert load_model(config).weights.is_fused

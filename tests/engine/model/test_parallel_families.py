@@ -17,6 +17,13 @@ from engine.api import EngineError
 from engine.assembly.assemble import make_core
 from engine.assembly.parts import load_parts
 from engine.assembly.process import ProcessEngine
+from engine.model.layers.shard import Shard
+from engine.model.load import load_shard
+from tests.engine.model.checkpoints.test_folder_experts import (
+    GPT_OSS,
+    random_model,
+    store_mxfp4,
+)
 from tests.engine.model.layers.variants import VARIANTS, Variant
 from tests.engine.model.test_model import SMALL, generate, save_model
 from tests.engine.model.test_parallel import (
@@ -85,11 +92,26 @@ def test_what_cannot_be_cut_is_refused_by_name(tmp_path: Path) -> None:
         load_parts(config_of(tmp_path, 2))
     save(("olmo2", {}), tmp_path)
     with pytest.raises(EngineError, match="tensor_parallel: norms over all heads"):
-        load_parts(config_of(tmp_path, 2))
+        load_shard(config_of(tmp_path, 2), Shard(1, 2), by_kinds=True)
     with pytest.raises(ValueError, match="kept_dir: blocks are not kept"):
         config_of(tmp_path, 2, kept_dir=str(tmp_path))
     with pytest.raises(ValueError, match="tensor_parallel: must be at least 1"):
         config_of(tmp_path, 0)
+
+
+@pytest.mark.exhaustive
+def test_experts_in_codes_are_cut_once_they_are_widened(tmp_path: Path) -> None:
+    model = random_model("gpt_oss", GPT_OSS, tmp_path)
+    with torch.no_grad():
+        store_mxfp4(model, tmp_path)
+    with pytest.raises(EngineError, match="tensor_parallel: weights that stay as they were"):
+        load_parts(with_room(config_of(tmp_path, 2), 0))
+    assert not multiprocessing.active_children()
+    parts = load_parts(with_room(config_of(tmp_path, 2, quantize="none"), 0))
+    try:
+        check_generated(model, make_core(parts))
+    finally:
+        leading(parts).followers.close()
 
 
 @pytest.mark.exhaustive

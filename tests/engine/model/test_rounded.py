@@ -15,11 +15,11 @@ from engine.config import EngineConfig
 from engine.model import load
 from engine.model.layers import fused
 from engine.model.layers.description import Description, MixtureDescription
-from engine.model.layers.eager import EagerDecoder
+from engine.model.layers.eager.decoder import EagerDecoder
 from engine.model.rounded import ROUNDINGS, round_weights, rounded_logits, roundings
 from engine.model.self_check import relative_error, rounding_error, sample
 from kernels.linear import pack
-from kernels.native import library
+from kernels.native import library, paths
 from kernels.types import Quantization
 from kernels.weight_format import as_int4, as_int8, group, quantize, rotate
 from tests.engine.model.layers.test_fused import make_model
@@ -225,6 +225,7 @@ def test_weights_are_rounded_to_what_packing_makes_of_them() -> None:
 @pytest.mark.skipif(not library.available(), reason="plain torch need not round activations")
 @pytest.mark.parametrize("scheme", ["int8", "int4"])
 def test_products_compute_what_their_roundings_say(scheme: Quantization) -> None:
+    paths.use(dict.fromkeys(paths.KINDS, paths.PATHS[-1]))  # others' engines may have measured
     random = torch.Generator().manual_seed(1)
     weight, x = (torch.randn(rows, 128, generator=random) for rows in (48, 9))
     rounding = ROUNDINGS[scheme]
@@ -277,3 +278,13 @@ def test_what_is_cut_by_inputs_is_rounded_in_parts() -> None:
     assert of_experts.weights is ROUNDINGS["int8"].weights
     round_weights(weight, cut.weights)
     assert torch.equal(weight, parts)
+
+
+def test_tokens_for_which_a_rounding_chooses_other_experts_judge_no_product() -> None:
+    expected = torch.randn(40, 9, generator=torch.Generator().manual_seed(1))
+    near = 1.01 * expected
+    chosen = torch.arange(40)[:, None] < 33  # by the rounding; others compute them
+    found = torch.where(chosen, expected.roll(1, dims=0), near)
+    assert rounding_error(found, expected, has_experts=True) == pytest.approx(0.01)
+    assert rounding_error(2 * found, expected, has_experts=True) > 1
+    assert rounding_error(found, expected, has_experts=False) > 1

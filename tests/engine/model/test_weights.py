@@ -163,7 +163,9 @@ def test_a_conversion_that_fails_leaves_nothing_behind(
     garbage = tmp_path / "weights.gguf"
     garbage.write_text("no such file was ever converted")
     monkeypatch.setattr(weights, "_find_gguf", lambda: garbage)
-    with pytest.raises(ModelUnavailable, match="failed: ValueError: GGUF magic invalid; fetch"):
+    with pytest.raises(
+        ModelUnavailable, match=r"failed: this is no whole GGUF file .GGUF magic invalid.; fetch"
+    ):
         resolve_model(DEFAULT_MODEL, tmp_path)
     assert [path for path in tmp_path.iterdir() if path.is_dir()] == []
 

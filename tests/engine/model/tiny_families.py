@@ -31,6 +31,12 @@ _SIZES: dict[str, Any] = {
     **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts"), 4),
     **{"num_experts_per_tok": 2, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1},
     **{"n_shared_experts": 1, "num_shared_experts": 1, "num_kv_shared_layers": 1},
+    # states
+    **dict.fromkeys(("linear_num_value_heads", "linear_num_heads", "mamba_n_heads"), 4),
+    **dict.fromkeys(("mamba_num_heads",), 4),
+    **dict.fromkeys(("linear_key_head_dim", "linear_head_dim", "mamba_d_state"), 8),
+    **dict.fromkeys(("mamba_head_dim", "mamba_d_head", "ssm_state_size", "state_size"), 8),
+    **{"linear_num_key_heads": 2, "linear_value_head_dim": 12, "n_groups": 2, "mamba_d_ssm": 32},
     # what a token sees
     **{"sliding_window": WINDOW, "attention_chunk_size": 13, "index_topk": 16},
 }
@@ -39,8 +45,13 @@ _ONLY_SET = {"attention_chunk_size", "q_lora_rank", "n_inner", "hidden_size_per_
 _GEMMA4 = ("gemma4", "gemma4_text", "gemma4_unified", "gemma4_unified_text")
 _LATENTS = ("axk1", "deepseek_v2", "deepseek_v3", "dots3_note", "dots3_note_text", "glm4_moe_lite")
 _LATENTS += ("minicpm3", "youtu")
+_HYBRID = ["linear_attention", "full_attention"] * 2
 _OWN: dict[str, dict[str, Any]] = {
-    **{family: {"mamba_n_heads": 4} for family in ("bamba", "granitemoehybrid")},
+    "bamba": {"attn_layer_indices": [1, 3], "mamba_d_head": 16},
+    "granitemoehybrid": {"layer_types": _HYBRID, "mamba_d_head": 16},
+    "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1},
+    **{family: {"layer_types": ["conv", "full_attention"] * 2} for family in ("lfm2", "lfm2_moe")},
+    "kimi_linear": {"num_experts_per_token": 2, "num_key_value_heads": 4},
     **{family: {"num_key_value_heads": 4} for family in _LATENTS},
     "gpt_neo": {"attention_types": [[["global", "local"], 2]], "window_size": WINDOW},
     "llama4_text": {"floor_scale": 16},
@@ -48,6 +59,7 @@ _OWN: dict[str, dict[str, Any]] = {
         **{"num_key_value_heads": 4, "qk_head_dim": 16, "expert_ffn_hidden_size": 16},
         **{"moe_topk": 2, "zero_expert_num": 2},
     },
+    "minimax": {"layer_types": _HYBRID, "block_size": 16},
     "mamba2": {"num_heads": 8},
     **{family: {"global_head_dim": 16} for family in _GEMMA4},
     "zaya": {"num_experts_per_tok": 1},
@@ -55,7 +67,7 @@ _OWN: dict[str, dict[str, Any]] = {
 """What families need besides."""
 _NOT_TINY = {
     *("blt", "cohere_compass_text", "cpmant", "ctrl", "dbrx", "emu3", "gemma4_assistant", "git"),
-    *("lfm2_moe", "mllama", "musicgen", "musicgen_melody", "phi4_multimodal"),
+    *("mllama", "musicgen", "musicgen_melody", "phi4_multimodal"),
     *("qwen4_exp", "qwen4_exp_text", "reformer", "roc_bert", "xlm", "zamba", "zamba2"),
 }
 """Families whose sizes have names or rules of their own, or that need more than tokens."""

@@ -27,10 +27,9 @@ import kernels.triton
 from engine.assembly.parts import Parts, make_pieces
 from engine.batch.batch import Batch, pack
 from engine.model.layers import paged_model
-from engine.model.layers.eager import EagerDecoder
+from engine.model.layers.eager.decoder import EagerDecoder
 from engine.model.layers.fused import fuse
 from engine.model.layers.paged_model import PagedModel, Weights
-from engine.model.load import _layout
 from engine.run.device_counts import DeviceCounts
 from engine.run.graphs import pieces as graph_pieces
 from engine.run.graphs.pieces import PieceGraphs
@@ -258,7 +257,7 @@ def gpu_model(family: str, num_layers: int) -> PagedModel:
     eager = EagerDecoder(AutoModelForCausalLM.from_config(config, dtype=torch.float32))
     decoder = fuse(eager.model, eager.calls)
     model = PagedModel(
-        Weights(decoder, _layout(eager, by_kinds=False), config, (2,), CPU, torch.float32), BLOCK
+        Weights(decoder, eager.layout(by_kinds=False), config, (2,), CPU, torch.float32), BLOCK
     )
     model.allocate(61)
     return model

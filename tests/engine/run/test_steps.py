@@ -17,6 +17,7 @@ from tests.engine.schedule.test_any_order import (
     FailingStep,
     ManyKindsSchedulerMachine,
     SchedulerMachine,
+    StatesSchedulerMachine,
 )
 from tests.engine.simulated_model import EOS, expected_hypotheses, expected_output, random_prompt
 from tests.engine.simulated_runner import LateRunner
@@ -85,9 +86,17 @@ class RunAheadManyKindsMachine(RunAheadMachine):
     kinds = ManyKindsSchedulerMachine.kinds
 
 
+class RunAheadStatesMachine(RunAheadMachine):
+    """The same where layers keep a state: what is drawn in vain goes through it, too."""
+
+    kinds = StatesSchedulerMachine.kinds
+
+
 TestRunAheadMachine = RunAheadMachine.TestCase
 TestRunAheadManyKindsMachine = RunAheadManyKindsMachine.TestCase
+TestRunAheadStatesMachine = RunAheadStatesMachine.TestCase
 TestRunAheadManyKindsMachine.settings = settings(max_examples=scaled(20), stateful_step_count=50)
+TestRunAheadStatesMachine.settings = settings(max_examples=scaled(30), stateful_step_count=50)
 TestRunAheadMachine.settings = settings(max_examples=scaled(80), stateful_step_count=50)
 
 

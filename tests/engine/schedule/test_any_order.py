@@ -28,7 +28,7 @@ from engine.api import (
     TenantShare,
     TokenDelta,
 )
-from engine.blocks.eviction_policy import Eviction
+from engine.blocks.eviction.policy import Eviction
 from engine.draft.drafter import Drafter
 from engine.run.steps import Runner
 from engine.schedule.swap_or_recompute import ComputeCost, CopyCost, CostModel
@@ -117,6 +117,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         resumed=st.lists(st.integers(0, 8), max_size=4),
         count=st.sampled_from([1, 1, 2, 3, 4]),
         up_to=st.one_of(st.none(), st.none(), st.just(0), st.integers(0, 70)),
+        ends=st.lists(st.integers(1, 70), max_size=2),
         lease=st.sampled_from([0.0, 3.0, 30.0]),
         scored=st.booleans(),
     )
@@ -128,6 +129,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         resumed: list[int],
         count: int,
         up_to: int | None,
+        ends: list[int],
         lease: float,
         scored: bool,
     ) -> None:
@@ -143,7 +145,8 @@ class SchedulerMachine(RuleBasedStateMachine):
             last = len(prompt) - 1
             fields["num_scored"] = last if any(generated) else self.rng.randint(0, last)
         up_to = None if up_to is None else min(up_to, len(prompt))
-        cache = CachePolicy(lease_s=lease, up_to=up_to)
+        ends = [end for end in ends if end <= len(prompt)]
+        cache = CachePolicy(lease_s=lease, up_to=up_to, ends=tuple(ends))
         self._submit(prompt, out, tenant, scored=scored, cache=cache, **fields)
 
     @rule(
@@ -324,6 +327,20 @@ class WindowsAloneSchedulerMachine(SchedulerMachine):
     kinds = (Kind(window=9, pages=2), Kind(chunk=7))
 
 
+class StatesSchedulerMachine(SchedulerMachine):
+    """Layers of which some see all, and others keep a state."""
+
+    kinds = (Kind(), Kind(pages=2, is_state=True))
+
+
+class StatesBesideWindowsSchedulerMachine(SchedulerMachine):
+    kinds = (Kind(pages=2), Kind(window=7), Kind(pages=3, is_state=True))
+
+
+class StatesAloneSchedulerMachine(SchedulerMachine):
+    kinds = (Kind(pages=3, is_state=True),)
+
+
 class FirstComeSchedulerMachine(SchedulerMachine):
     fairness = "fcfs"
     eviction = "lru"
@@ -335,11 +352,19 @@ TestFirstComeSchedulerMachine = FirstComeSchedulerMachine.TestCase
 TestWindowsSchedulerMachine = WindowsSchedulerMachine.TestCase
 TestManyKindsSchedulerMachine = ManyKindsSchedulerMachine.TestCase
 TestWindowsAloneSchedulerMachine = WindowsAloneSchedulerMachine.TestCase
+TestStatesSchedulerMachine = StatesSchedulerMachine.TestCase
+TestStatesAloneSchedulerMachine = StatesAloneSchedulerMachine.TestCase
+TestStatesBesideWindowsSchedulerMachine = StatesBesideWindowsSchedulerMachine.TestCase
 TestSchedulerMachine.settings = settings(max_examples=scaled(60), stateful_step_count=50)
 TestUncachedSchedulerMachine.settings = settings(max_examples=scaled(30), stateful_step_count=50)
 TestFirstComeSchedulerMachine.settings = settings(max_examples=scaled(30), stateful_step_count=50)
 TestWindowsSchedulerMachine.settings = settings(max_examples=scaled(30), stateful_step_count=50)
 TestManyKindsSchedulerMachine.settings = settings(max_examples=scaled(30), stateful_step_count=50)
 TestWindowsAloneSchedulerMachine.settings = settings(
+    max_examples=scaled(20), stateful_step_count=50
+)
+TestStatesSchedulerMachine.settings = settings(max_examples=scaled(40), stateful_step_count=50)
+TestStatesAloneSchedulerMachine.settings = settings(max_examples=scaled(20), stateful_step_count=50)
+TestStatesBesideWindowsSchedulerMachine.settings = settings(
     max_examples=scaled(20), stateful_step_count=50
 )

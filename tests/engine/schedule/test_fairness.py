@@ -124,7 +124,7 @@ def loads(tenants: str) -> st.SearchStrategy[list[Burst]]:
     return st.lists(burst, min_size=2, max_size=8)
 
 
-@settings(max_examples=scaled(25))
+@settings(max_examples=scaled(12))
 @given(
     bursts=loads("abc"),
     weights=st.tuples(*[st.sampled_from([0.5, 1.0, 1.0, 2.0])] * 3),

@@ -18,7 +18,7 @@ class Prompts:
 
     def __init__(self, fairness: Literal["vtc", "fcfs"] = "vtc") -> None:
         self.core: EngineCore = simulated_core(
-            20_000, step_token_budget=BUDGET, max_running_requests=BUDGET, fairness=fairness
+            4_000, step_token_budget=BUDGET, max_running_requests=BUDGET, fairness=fairness
         )
         self.done: dict[str, int] = {}
         self.num_steps = 0
@@ -62,10 +62,10 @@ def test_not_even_one_of_a_tenant_that_has_others_under_way() -> None:
 
 def test_nor_behind_long_ones_that_wait() -> None:
     prompts = Prompts()
-    prompts.send("long", 60 * BUDGET, "a")
+    prompts.send("long", 40 * BUDGET, "a")
     prompts.step(2)
     for number in range(5):
-        prompts.send(f"waiting {number}", 80 * BUDGET, f"tenant {number}")
+        prompts.send(f"waiting {number}", 50 * BUDGET, f"tenant {number}")
     prompts.send("short", BUDGET, "b")
     prompts.finish()
     assert prompts.done["short"] <= 2 + 2

@@ -217,7 +217,7 @@ def test_two_requests_that_do_not_fit_together_run_one_after_the_other() -> None
         assert core.stats().preemptions == 1
 
 
-@settings(max_examples=scaled(120))
+@settings(max_examples=scaled(60))
 @given(
     seed=st.integers(0, 2**32),
     count=st.integers(2, 8),

@@ -55,10 +55,10 @@ async def test_an_engine_whose_steps_all_fail_is_replaced(engine: LocalEngine, f
 
 
 async def test_an_engine_with_nothing_to_do_and_one_that_works_are_left_alone(fate: Fate) -> None:
-    local = LocalEngine(fate.build, silence_seconds=0.2)
+    local = LocalEngine(fate.build, silence_seconds=0.5)
     await local.start()
-    await asyncio.sleep(0.5)
-    time.sleep(0.4)  # noqa: ASYNC251  it is this loop that says nothing
+    await asyncio.sleep(1.2)
+    time.sleep(1.0)  # noqa: ASYNC251  it is this loop that says nothing
     deltas = [delta async for delta in local.generate(request("1", 250))]
     assert tokens(deltas) == expected_output(request("1").prompt, 250)
     assert fate.builds == 1

@@ -218,6 +218,24 @@ def test_gpt_oss_is_read_as_it_is_published(
     assert relative_error(loaded_logits(tmp_path)[0], expected) < 1e-5
 
 
+@pytest.mark.parametrize("quantize_option", ["auto", "none"])
+def test_more_experts_than_the_configuration_has_are_refused(
+    quantize_option: str, tmp_path: Path
+) -> None:
+    model = random_model("gpt_oss", GPT_OSS, tmp_path)
+    with torch.no_grad():
+        store_mxfp4(model, tmp_path)
+    path = tmp_path / "model.safetensors"
+    stored = load_file(path)
+    longer = {
+        name: torch.cat([values, values[:1]]) if ".experts.down_proj_" in name else values
+        for name, values in stored.items()
+    }
+    save_file(longer, path)
+    with pytest.raises(UnsupportedModel, match=r"more experts in .*down_proj than the 3 of its"):
+        loaded_logits(tmp_path, quantize=quantize_option)
+
+
 Spoil = Callable[[Tensor], Tensor | None]
 BROKEN: dict[str, tuple[str, str, Spoil, str]] = {
     "an expert": ("gptq", "experts.1.", lambda _: None, "no .*experts.1.gate_proj"),

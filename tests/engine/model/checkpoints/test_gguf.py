@@ -14,6 +14,7 @@ from gguf import GGMLQuantizationType, GGUFReader, GGUFWriter
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
+from bench.experts.gguf_file import write_header
 from engine.config import EngineConfig
 from engine.model import weights
 from engine.model.checkpoints.gguf import GgufCheckpoint, StoredTensor
@@ -86,22 +87,6 @@ def as_stored(name: str, values: Tensor, family: str, config: PretrainedConfig) 
             halves = values.view(count, 2, -1, *values.shape[1:])
             return halves.transpose(1, 2).reshape(values.shape)
     return values
-
-
-def write_header(writer: GGUFWriter, config: PretrainedConfig) -> None:
-    """What a file says of any model."""
-    writer.add_context_length(config.max_position_embeddings)
-    writer.add_embedding_length(config.hidden_size)
-    writer.add_block_count(config.num_hidden_layers)
-    writer.add_feed_forward_length(config.intermediate_size)
-    writer.add_head_count(config.num_attention_heads)
-    writer.add_head_count_kv(config.num_key_value_heads)
-    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
-    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
-    writer.add_vocab_size(config.vocab_size)
-    writer.add_eos_token_id(2)
-    if getattr(config, "head_dim", None):
-        writer.add_key_length(config.head_dim)
 
 
 def write_file(path: Path, family: str) -> PreTrainedModel:

@@ -14,6 +14,7 @@ from gguf import GGMLQuantizationType, GGUFReader, GGUFWriter
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
+from bench.experts.gguf_file import write_header
 from engine.model.checkpoints.gguf import GgufCheckpoint
 from engine.model.convert import save_index
 from engine.model.load import _paged_logits, load_model
@@ -24,7 +25,6 @@ from tests.engine.model.checkpoints.test_gguf import (
     config_of,
     relative_error,
     undone,
-    write_header,
 )
 from tests.engine.model.test_model import SMALL
 
@@ -104,19 +104,6 @@ def joined(parts: list[Tensor], name: str, family: str) -> Tensor:
     return whole.transpose(1, 2) if family == "gpt_oss" and "bias" not in name else whole
 
 
-def write_mixture(writer: GGUFWriter, config: PretrainedConfig) -> None:
-    write_header(writer, config)
-    if getattr(config, "sliding_window", None):
-        writer.add_sliding_window(config.sliding_window)
-    if hasattr(config, "moe_intermediate_size"):
-        writer.add_expert_feed_forward_length(config.moe_intermediate_size)
-    if hasattr(config, "shared_expert_intermediate_size"):
-        writer.add_expert_shared_feed_forward_length(config.shared_expert_intermediate_size)
-    if hasattr(config, "num_experts_per_tok"):
-        writer.add_expert_count(getattr(config, "num_experts", 0) or config.num_local_experts)
-        writer.add_expert_used_count(config.num_experts_per_tok)
-
-
 def random_model(family: str, options: dict[str, Any]) -> PreTrainedModel:
     config = AutoConfig.for_model(family, **(SMALL | options))
     torch.manual_seed(1)
@@ -132,7 +119,7 @@ def write_file(path: Path, case: Case) -> PreTrainedModel:
     """A file of a random model, and the model with the weights that it stands for."""
     model = random_model(case.family, case.options)
     writer = GGUFWriter(path, case.architecture)
-    write_mixture(writer, model.config)
+    write_header(writer, model.config)
 
     def written(name: str, values: Tensor, kind: str) -> Tensor:
         data = gguf.quantize(values.contiguous().numpy(), GGMLQuantizationType[kind])
@@ -243,7 +230,7 @@ def test_llamas_turn_by_their_files_factors_and_have_heads_of_any_size(
     path = tmp_path / "model.gguf"
     model = random_model("llama", options)
     writer = GGUFWriter(path, "llama")
-    write_mixture(writer, model.config)
+    write_header(writer, model.config)
     for name, values in model.state_dict().items():
         stored = as_stored(name, values, "llama", model.config).contiguous()
         writer.add_tensor(place(name, CASES["mixtral"]), stored.numpy())

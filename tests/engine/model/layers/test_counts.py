@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from engine.model.layers.eager import EagerDecoder
+from engine.model.layers.eager.decoder import EagerDecoder
 from engine.model.layers.expected import Unfamiliar
 from engine.model.layers.fused import fuse
 from tests.engine.model.layers.test_fused import make_model

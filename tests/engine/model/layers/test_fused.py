@@ -18,9 +18,11 @@ from transformers.models.mixtral.modeling_mixtral import MixtralExperts
 
 from engine.batch.batch import pack
 from engine.config import EngineConfig, Quantization
+from engine.model import original
 from engine.model.checkpoints.coded_linear import CodedLinear
+from engine.model.checkpoints.plain import read_plain
 from engine.model.layers import packing
-from engine.model.layers.eager import EagerDecoder
+from engine.model.layers.eager.decoder import EagerDecoder
 from engine.model.layers.expected import Unfamiliar
 from engine.model.layers.fused import fuse
 from engine.model.layers.layout import AttentionLayout
@@ -312,14 +314,13 @@ def test_the_originals_are_gone_once_a_model_is_loaded(
 ) -> None:
     save_model(family, tmp_path)
     alive: list[weakref.ref[Any]] = []
-    load = AutoModelForCausalLM.from_pretrained
 
-    def watched(*arguments: Any, **options: Any) -> PreTrainedModel:
-        model = load(*arguments, **options)
+    def watched(folder: Path, dtype: torch.dtype) -> PreTrainedModel:
+        model = read_plain(folder, dtype)
         alive.extend(map(weakref.ref, [model, *model.parameters()]))
         return model
 
-    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", watched)
+    monkeypatch.setattr(original, "read_plain", watched)
     model = load_model(config_of(tmp_path))
     assert model.weights.is_fused
     gc.collect()

@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 from engine.api import EngineError, UnsupportedModel
-from engine.model.layers.eager import EagerDecoder
-from engine.model.layers.latent import absorb, expand
+from engine.model.layers.eager.decoder import EagerDecoder
+from engine.model.layers.eager.latent import absorb, expand
 from engine.model.load import load_model
 from tests.engine.model.test_families import saved
 from tests.engine.model.tiny_families import tiny_config, tiny_model

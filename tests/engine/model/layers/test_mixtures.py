@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from engine.batch.batch import Batch, pack
-from engine.model.layers.eager import EagerDecoder
+from engine.model.layers.eager.decoder import EagerDecoder
 from engine.model.layers.fused import FusedDecoder, fuse
 from engine.model.layers.layout import AttentionLayout
 from kernels.experts import pack_experts

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from engine.model.layers.eager import EagerDecoder
+from engine.model.layers.eager.decoder import EagerDecoder
 from engine.model.layers.fused import FusedDecoder, fuse
 from engine.model.layers.shard import Shard
 from tests.engine.model.layers.test_fused import make_model

@@ -1,4 +1,4 @@
-"""In which order cached blocks lose their memory: two policies behind one interface.
+"""In which order cached blocks lose their memory: policies behind one interface.
 
 An order holds the *candidates* (cached blocks that anyone may evict) and remembers which blocks
 were used again. It knows neither owners nor reserves. Every operation takes constant time.
@@ -7,7 +7,11 @@ were used again. It knows neither owners nor reserves. Every operation takes con
 from __future__ import annotations
 
 from collections import OrderedDict
-from typing import Final, Literal
+from collections.abc import Callable, Sequence
+from typing import Final, Literal, Protocol
+
+from engine.api import Kind
+from engine.blocks.eviction.worth import ByWorth, Purpose
 
 Eviction = Literal["arc", "lru"]
 
@@ -16,48 +20,97 @@ _AGAIN_GHOSTS: Final = 1
 """How many keys are remembered, per block of the pool."""
 
 
-class LeastRecentlyUsed:
-    """Whoever has waited longest goes first."""
-
-    def __init__(self) -> None:
-        self._blocks: OrderedDict[int, bytes] = OrderedDict()
+class Order(Protocol):
+    """The candidates, and what was learnt of them."""
 
     def __len__(self) -> int:
         """How many candidates there are."""
-        return len(self._blocks)
 
     def add(self, block: int, key: bytes, *, oldest: bool = False) -> None:
         """A candidate, the most recently used one; `key` tells its contents from all others.
 
         With `oldest`: the least recently used one.
         """
-        self._blocks[block] = key
-        if oldest:
-            self._blocks.move_to_end(block, last=False)
 
     def remove(self, block: int) -> bytes:
         """Take a candidate out, which keeps its contents; returns its key."""
-        return self._blocks.pop(block)
 
     def evict(self) -> int:
         """Take out the candidate whose contents are worth least, which it then loses."""
-        return self._blocks.popitem(last=False)[0]
 
     def used_again(self, block: int) -> None:
         """What the block holds was hit. It is no candidate now; to be added anew counts."""
 
-    def emptied(self, block: int) -> None:
-        """The block holds nothing any more. It is no candidate now; there is nothing to forget."""
+    def stored(
+        self, block: int, key: bytes, kind: int, parent: bytes | None, owner: str, purpose: Purpose
+    ) -> None:
+        """A block in use can be found now, by `key`; if it holds keys, it follows `parent`. A state
+        was left for a `purpose`."""
+
+    def lost(self, block: int) -> None:
+        """The block cannot be found any more. It is no candidate now."""
+
+    def came_back(self, hashes: Sequence[bytes], num_found: int) -> Sequence[int]:
+        """A prompt whose full blocks have these hashes is computed but for `num_found` of them.
+        Returns behind how many more there have been states that would have been of use.
+        """
 
     def candidates(self) -> dict[int, bytes]:
         """Every candidate with its key. Verifies the books on the way, in linear time.
 
         Raises `AssertionError`.
         """
+
+
+class _Listless:
+    """Of an order to which it is the same how blocks hang together."""
+
+    def stored(
+        self, block: int, key: bytes, kind: int, parent: bytes | None, owner: str, purpose: Purpose
+    ) -> None:
+        """See `Order`."""
+
+    def came_back(self, hashes: Sequence[bytes], num_found: int) -> Sequence[int]:  # noqa: ARG002
+        """See `Order`."""
+        return ()
+
+
+class LeastRecentlyUsed(_Listless):
+    """Whoever has waited longest goes first."""
+
+    def __init__(self) -> None:
+        self._blocks: OrderedDict[int, bytes] = OrderedDict()
+
+    def __len__(self) -> int:
+        """See `Order`."""
+        return len(self._blocks)
+
+    def add(self, block: int, key: bytes, *, oldest: bool = False) -> None:
+        """See `Order`."""
+        self._blocks[block] = key
+        if oldest:
+            self._blocks.move_to_end(block, last=False)
+
+    def remove(self, block: int) -> bytes:
+        """See `Order`."""
+        return self._blocks.pop(block)
+
+    def evict(self) -> int:
+        """See `Order`."""
+        return self._blocks.popitem(last=False)[0]
+
+    def used_again(self, block: int) -> None:
+        """See `Order`: to be added anew counts."""
+
+    def lost(self, block: int) -> None:
+        """See `Order`."""
+
+    def candidates(self) -> dict[int, bytes]:
+        """See `Order`."""
         return dict(self._blocks)
 
 
-class AdaptiveReplacement:
+class AdaptiveReplacement(_Listless):
     """ARC (Megiddo and Modha, FAST 2003): a burst of new prompts cannot flush what is used again.
 
     Candidates wait in two queues, each least recently used first: used *once* (computed, then
@@ -88,7 +141,7 @@ class AdaptiveReplacement:
         return len(self._once) + len(self._again)
 
     def add(self, block: int, key: bytes, *, oldest: bool = False) -> None:
-        """See `LeastRecentlyUsed`."""
+        """See `Order`."""
         if key in self._once_ghosts or key in self._again_ghosts:
             self._recall(key)
             self._used_again.add(block)
@@ -98,11 +151,11 @@ class AdaptiveReplacement:
             queue.move_to_end(block, last=False)
 
     def remove(self, block: int) -> bytes:
-        """See `LeastRecentlyUsed`."""
+        """See `Order`."""
         return self._queue_of(block).pop(block)
 
     def evict(self) -> int:
-        """See `LeastRecentlyUsed`."""
+        """See `Order`."""
         once, again = len(self._once), len(self._again)
         if once and (not again or once > self._share * (once + again)):
             block, key = self._once.popitem(last=False)
@@ -114,15 +167,15 @@ class AdaptiveReplacement:
         return block
 
     def used_again(self, block: int) -> None:
-        """See `LeastRecentlyUsed`."""
+        """See `Order`."""
         self._used_again.add(block)
 
-    def emptied(self, block: int) -> None:
-        """See `LeastRecentlyUsed`."""
+    def lost(self, block: int) -> None:
+        """See `Order`."""
         self._used_again.discard(block)
 
     def candidates(self) -> dict[int, bytes]:
-        """See `LeastRecentlyUsed`."""
+        """See `Order`."""
         assert self._again.keys() <= self._used_again, "a block was not used again"
         assert not self._once.keys() & self._used_again, "a block was used again"
         found = {**self._once, **self._again}
@@ -148,12 +201,15 @@ class AdaptiveReplacement:
             self._share = max(0.0, self._share - max(1.0, once / again) / self._num_blocks)
 
 
-EvictionOrder = LeastRecentlyUsed | AdaptiveReplacement
-
-
-def make_order(eviction: Eviction, num_blocks: int) -> EvictionOrder:
+def make_order(
+    eviction: Eviction, num_blocks: int, kinds: Sequence[Kind], clock: Callable[[], float]
+) -> Order:
     """The policy called `eviction` for a pool of `num_blocks` blocks."""
-    return LeastRecentlyUsed() if eviction == "lru" else AdaptiveReplacement(num_blocks)
+    if eviction == "lru":
+        return LeastRecentlyUsed()
+    if any(kind.is_state for kind in kinds[1:]):  # beside the keys that each of them needs
+        return ByWorth(kinds, clock)
+    return AdaptiveReplacement(num_blocks)
 
 
 def _remember(ghosts: OrderedDict[bytes, None], key: bytes, limit: int) -> None:

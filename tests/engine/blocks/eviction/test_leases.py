@@ -10,11 +10,11 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import invariant, rule
 
-from engine.blocks.eviction_policy import Eviction
-from engine.blocks.leases import LeaseTerms
+from engine.blocks.eviction.leases import LeaseTerms
+from engine.blocks.eviction.policy import Eviction
 from engine.blocks.pool import BlockPool
 from tests.effort import scaled
-from tests.engine.blocks.test_eviction import POLICIES, chain, scan, serve
+from tests.engine.blocks.eviction.test_eviction import POLICIES, chain, scan, serve
 from tests.engine.blocks.test_pool import PoolMachine
 from tests.engine.blocks.told import Told
 

@@ -7,9 +7,10 @@ This serves every architecture that routes its attention that way, a little slow
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -19,11 +20,14 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 from engine.api import UnsupportedModel
 from engine.batch.batch import Batch
 from engine.model.checkpoints.coded_linear import without_weights
-from engine.model.errors import lacks_memory
-from engine.model.layers import latent
-from engine.model.layers.counting import count_packed
-from engine.model.layers.layout import AttentionCall
+from engine.model.errors import BROKEN, lacks_memory
+from engine.model.layers.eager import latent
+from engine.model.layers.eager.counting import count_packed
+from engine.model.layers.eager.recurrent import StateLayers
+from engine.model.layers.eager.state_kernels import exact_decays
+from engine.model.layers.layout import AttentionCall, AttentionLayout
 from engine.model.layers.rotary import split_by_length
+from engine.model.widened import Changes
 from kernels.attention import attend, write_kv
 from kernels.types import AttentionBatch, LayerCaches
 
@@ -43,6 +47,8 @@ class _Step:
     caches: LayerCaches
     columns: list[AttentionBatch]
     calls: list[AttentionCall]
+    places: dict[int, int]
+    """Of the layers that attend, as the model counts them, which of these they are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,35 +100,58 @@ class EagerDecoder:
         self.model = model.eval()
         count_packed(model, _packed_positions)
         self._rotary = split_by_length(model, max_context_tokens)
+        self._states = StateLayers(model)
         self.calls: list[AttentionCall] = []
-        """What each layer asks of its attention."""
+        """What each layer that attends asks of its attention."""
         self.watch()
+
+    def layout(self, by_kinds: bool = False) -> AttentionLayout:
+        """What its layers keep; for `by_kinds` see there."""
+        return AttentionLayout(tuple(self.calls), by_kinds, self._states.shapes)
+
+    @property
+    def has_states(self) -> bool:
+        """Whether some layers keep a state of fixed size."""
+        return bool(self._states.shapes)
 
     def forward(self, batch: Batch, caches: LayerCaches) -> Tensor:
         """Compute a packed batch, writing its KV to `caches`.
 
         Returns the logits of `batch.logit_rows`: [num_logit_rows, vocab_size].
         """
-        token = _step.set(_Step(batch.positions, caches, batch.columns, self.calls))
+        step = _Step(batch.positions, caches, batch.columns, self.calls, self._places)
+        token = _step.set(step)
         if self._rotary is not None:
             self._rotary.is_long = batch.is_long
         try:
-            output = self.model(
-                input_ids=batch.token_ids[None],
-                position_ids=batch.positions[None],
-                use_cache=False,
-                logits_to_keep=batch.logit_rows,
-            )
+            with self._states.running(batch.states, batch.attention.query_starts, caches):
+                output = self.model(
+                    input_ids=batch.token_ids[None],
+                    position_ids=batch.positions[None],
+                    use_cache=False,
+                    logits_to_keep=batch.logit_rows,
+                )
         finally:
             _step.reset(token)
         logits: Tensor = output.logits[0]
         return logits
 
     @property
+    def exact(self) -> Changes:
+        """What makes narrow buffers what they are in float32."""
+        return exact_decays(self.model)
+
+    @property
     def has_experts(self) -> bool:
         """Whether any layer routes its tokens."""
         # So `transformers` marks modules of experts.
         return any(hasattr(module, "is_transposed") for module in self.model.modules())
+
+    @property
+    def limits_prompts(self) -> bool:
+        """See `EngineInfo.limits_prompts`."""
+        limits = (getattr(one, "time_step_limit", None) for one in self.model.modules())
+        return any(one is not None and tuple(one) != (0.0, math.inf) for one in limits)
 
     @property
     def rotary_switch(self) -> int | None:
@@ -157,9 +186,9 @@ class EagerDecoder:
         try:
             self.model.set_attn_implementation(_WATCHED)
             one = torch.zeros((1, 1), dtype=torch.long, device=self.model.device)
-            with without_weights():
+            with without_weights(), self._states.watched():
                 self.model(input_ids=one, position_ids=one, use_cache=False)
-        except (TypeError, ValueError, RuntimeError, IndexError) as error:
+        except (*BROKEN, ValueError) as error:
             if lacks_memory(error):
                 raise
             raise UnsupportedModel(
@@ -168,13 +197,18 @@ class EagerDecoder:
         finally:
             _watch.reset(token)
             self.model.set_attn_implementation(_ATTENTION)
-        seen = watch.calls
-        if sorted(seen) != list(range(len(seen))) or not seen:
+        layers = sorted(watch.calls)
+        if not self.has_states and (not layers or layers != list(range(len(layers)))):
             raise UnsupportedModel(
                 f"{type(self.model).__name__} has layers that do not attend through transformers' "
                 "AttentionInterface"
             )
-        self.calls = [seen[layer] for layer in range(len(seen))]
+        self._places = {layer: place for place, layer in enumerate(layers)}
+        calls = [watch.calls[layer] for layer in layers]
+        self.calls = [
+            call if call.reads is None else replace(call, reads=self._places[call.reads])
+            for call in calls
+        ]
 
 
 def _packed_positions() -> Tensor | None:
@@ -264,10 +298,11 @@ def _paged_attention(
     """The `AttentionInterface` function, for packed tokens.
 
     `query`, `key` and `value` are [1, heads, tokens, head_dim], or latents as
-    `engine.model.layers.latent` hands them on; the result is [1, tokens, heads, head_dim]. `s_aux`,
-    [heads], are sinks. There is never a mask: the block tables say what a token may see.
+    `engine.model.layers.eager.latent` hands them on; the result is [1, tokens, heads, head_dim].
+    `s_aux`, [heads], are sinks. There is never a mask: the block tables say what a token may see.
     """
-    step, layer = _step.get(), module.layer_idx
+    step = _step.get()
+    layer = step.places[module.layer_idx]
     call, kv = step.calls[layer], step.caches.views[layer]
     batch, has_latents = step.columns[step.caches.columns[layer]], call.value_dim is not None
     q, k, v = (tensor[0].transpose(0, 1) for tensor in (query, key, value))

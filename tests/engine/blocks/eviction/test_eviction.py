@@ -10,7 +10,7 @@ from typing import Any, TypeVar, get_args
 import pytest
 
 from engine.api import Namespaces
-from engine.blocks.eviction_policy import AdaptiveReplacement, Eviction
+from engine.blocks.eviction.policy import AdaptiveReplacement, Eviction
 from engine.blocks.pool import BlockPool
 from engine.blocks.table import BlockTable
 from engine.config import EngineConfig

@@ -3,8 +3,8 @@
 1. Free memory goes first.
 2. Then blocks that sequences have passed: their layers have forgotten them, and a hit needs them
    only where it ends within their window, which is seldom.
-3. Then other cached ones that nothing keeps, as `engine.blocks.eviction_policy` says.
-4. Then leased ones, of the tenant furthest over its share (`engine.blocks.leases`).
+3. Then other cached ones that nothing keeps, as `engine.blocks.eviction.policy` says.
+4. Then leased ones, of the tenant furthest over its share (`engine.blocks.eviction.leases`).
 5. At last, and for their owner alone, those that its reserve protects.
 
 Each owner's most recently used cached blocks but for passed ones, leased or not, up to its reserve,
@@ -21,9 +21,10 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from engine.api import Loss
-from engine.blocks.eviction_policy import Eviction, make_order
-from engine.blocks.leases import Leases, LeaseTerms
+from engine.api import Kind, Loss
+from engine.blocks.eviction.leases import Leases, LeaseTerms
+from engine.blocks.eviction.policy import Eviction, make_order
+from engine.blocks.eviction.worth import Purpose
 from engine.blocks.listeners import Listener
 
 
@@ -63,19 +64,19 @@ class EvictionQueue:
         clock: Callable[[], float],
         listener: Listener,
         sizes: Sequence[int],
-        largest: int,
+        kinds: Sequence[Kind],
     ) -> None:
         """The pool's `listener` is told of blocks that nobody leases any more. `sizes` are the
-        pages of each block that is not free, `largest` at most.
+        pages of each block that is not free.
         """
         self._sizes = sizes
-        self._largest = largest
+        self._largest = max(kind.pages for kind in kinds)
         self.leases = Leases(clock, sizes)
         self._listener = listener
         self._lost: dict[int, Loss] = {}
         """Blocks that nobody leases any more, and why, if not for want of memory."""
         self._free = list(range(num_pages - 1, -1, -1))
-        self._order = make_order(eviction, num_pages)
+        self._order = make_order(eviction, num_pages, kinds, clock)
         self._surplus_owners: dict[int, str] = {}
         self._passed: OrderedDict[int, tuple[str, bytes]] = OrderedDict()
         """With their owners and keys, the ones that were passed first before others."""
@@ -129,7 +130,6 @@ class EvictionQueue:
 
     def add_free(self, pages: Sequence[int]) -> None:
         """Pages of a block that holds nothing of use; the last one is the next to be taken."""
-        self._order.emptied(pages[0])
         self._free += pages
 
     def add_cached(self, block: int, owner: str, key: bytes, *, passed: bool = False) -> None:
@@ -216,8 +216,19 @@ class EvictionQueue:
         """End all leases of a tenant, also on others' blocks, which may stay for all that."""
         self._unlease(self.leases.forget(tenant))
 
+    def stored(
+        self, block: int, key: bytes, kind: int, parent: bytes | None, owner: str, purpose: Purpose
+    ) -> None:
+        """See `Order`."""
+        self._order.stored(block, key, kind, parent, owner, purpose)
+
+    def came_back(self, hashes: Sequence[bytes], num_found: int) -> Sequence[int]:
+        """See `Order`."""
+        return self._order.came_back(hashes, num_found)
+
     def emptied(self, block: int) -> Loss:
         """What the block held is gone. Returns why it went, if that was for its memory."""
+        self._order.lost(block)
         self.leases.drop(block)
         return self._lost.pop(block, "pressure")
 

@@ -1,0 +1,1 @@
+"""Which blocks go when memory is needed, and what keeps them."""

@@ -1,0 +1,1 @@
+"""The model as `transformers` has it, over pages."""

@@ -1,0 +1,69 @@
+"""A model's own modules over packed products: what reads weights fast, in 16, 8 or 4 bits.
+
+Everything else of the modules computes as it was written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from engine.model.layers.packing import Packer
+from kernels.types import Linear, Quantization
+
+_CHOOSING: Final = {"gate", "router", "shared_expert_gate"}
+"""Of a name's parts: where a small error is another choice of experts."""
+_READ: Final = {"kv_b_proj", "dt_proj"}
+"""Whose weights other modules read."""
+_FEW: Final = 64
+"""Outputs, with which a product is a few gates, and takes no time."""
+
+
+class PackedLinear(nn.Module):
+    """In place of an `nn.Linear`."""
+
+    def __init__(self, product: Linear, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.weight = torch.empty(0, dtype=dtype)  # some ask for its type
+        self.in_features, self.out_features = product.in_features, product.out_features
+        self._product = product
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., in_features] to [..., out_features]."""
+        rows = x.reshape(-1, self.in_features)
+        return self._product(rows).view(*x.shape[:-1], self.out_features)
+
+
+def exact_modules(model: nn.Module) -> set[nn.Module]:
+    """The products that are not quantized."""
+    return {module for name, module in _products(model) if _is_exact(name, module)}
+
+
+def pack_products(model: PreTrainedModel, quantization: Quantization) -> None:
+    """Put packed products in place of a model's own, one after the other."""
+    packer = Packer(quantization, batch_invariant=False, dtype=model.dtype, shard=None)
+    head = model.get_output_embeddings()
+    for name, module in list(_products(model)):
+        parent, _, own = name.rpartition(".")
+        if own in _READ:
+            continue
+        if module is head:
+            packed = packer.head(module)
+        else:
+            packed = packer.product([module], "none" if _is_exact(name, module) else None)
+        setattr(model.get_submodule(parent), own, PackedLinear(packed, model.dtype))
+
+
+def _products(model: nn.Module) -> Iterator[tuple[str, nn.Linear]]:
+    for name, module in model.named_modules():
+        if type(module) is nn.Linear:
+            yield name, module
+
+
+def _is_exact(name: str, module: nn.Linear) -> bool:
+    parts = name.split(".")
+    return module.out_features <= _FEW or not (_CHOOSING | _READ).isdisjoint(parts)
