@@ -28,12 +28,14 @@ _MODULES = {
     "reuse": "bench.engine.reuse",
     "layers": "bench.engine.layers",
     "restart": "bench.engine.restart",
+    "hybrid": "bench.hybrid.hybrid",
     "paper": "bench.paper",
     "quantize": "bench.engine.quantize",
     "step": "bench.engine.step",
     "speculate": "bench.speculate.speculate",
     "structured": "bench.formats.structured",
     "kernels": "bench.kernels.kernels",
+    "recurrent": "bench.kernels.recurrent",
     "gpu": "bench.gpu.gpu",
     "routing": "bench.cluster.routing",
     "scale": "bench.cluster.scale",
@@ -43,7 +45,10 @@ _MODULES = {
     "experts": "bench.experts.experts",
 }
 UNHURRIED = frozenset(
-    {"wall", "reuse", "layers", "paper", "quantize", "kernels", "gpu", "routing", "scale"}
+    {
+        *("wall", "reuse", "layers", "hybrid", "paper", "quantize", "kernels", "gpu", "routing"),
+        "scale",
+    }
 )
 """Those that do not ask how busy other programs keep the machine."""
 

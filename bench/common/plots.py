@@ -20,9 +20,11 @@ from PIL import Image
 
 BLUE, ORANGE, GREEN, VERMILION = "#0072B2", "#E69F00", "#009E73", "#D55E00"
 SKY, PURPLE, GREY, LIGHT, INK = "#56B4E9", "#CC79A7", "#777777", "#EFEFEF", "#222222"
+LIGHT_GREY = "#BBBBBB"
 WIDTH_INCHES = 8.0
 _DOTS_PER_INCH = 150
 _PALETTE_COLOURS = 128
+_LABELLED_PERCENT = 8.0
 """A palette makes the file a third as large."""
 _STYLE: dict[Any, Any] = {
     "font.family": "DejaVu Sans",
@@ -72,12 +74,11 @@ def draw_lines(
     colours: Mapping[str, str],
     *,
     labels: bool = True,
-    markers: bool = True,
 ) -> None:
     """A line for each series, its name in its colour beside its last point that is visible."""
     for name, points in series.items():
         x, y = [point[0] for point in points], [point[1] for point in points]
-        axes.plot(x, y, color=colours[name], marker="o" if markers else "", markersize=3.5)
+        axes.plot(x, y, color=colours[name], marker="o", markersize=3.5)
         if labels and points:
             axes.annotate(
                 name,
@@ -94,7 +95,6 @@ def draw_stacks(
     axes: Axes,
     rows: Mapping[str, Mapping[str, float]],
     colours: Mapping[str, str],
-    label_above: float = 8.0,
 ) -> None:
     """A horizontal bar for each row, cut into its parts (in %), large parts with their number."""
     names = list(rows)
@@ -103,7 +103,7 @@ def draw_stacks(
         widths = [rows[name][part] for name in names]
         axes.barh(names, widths, left=lefts, color=colour, label=part, height=0.72)
         for index, width in enumerate(widths):
-            if width >= label_above:
+            if width >= _LABELLED_PERCENT:
                 middle = lefts[index] + width / 2
                 colour_of_text = "white" if colour in (BLUE, VERMILION, INK) else INK
                 axes.text(
@@ -122,16 +122,14 @@ def draw_stacks(
     axes.tick_params(axis="y", length=0)
 
 
-def draw_bars(
-    axes: Axes, values: Mapping[str, float], colours: Mapping[str, str], form: str = "{:.1f}"
-) -> None:
+def draw_bars(axes: Axes, values: Mapping[str, float], colours: Mapping[str, str]) -> None:
     """A horizontal bar for each value, which stands at its end."""
     names = list(values)
     widths = list(values.values())
     axes.barh(names, widths, color=[colours[name] for name in names], height=0.72)
     for index, width in enumerate(widths):
         axes.annotate(
-            form.format(width),
+            f"{width:.1f}",
             (width, index),
             xytext=(4, 0),
             textcoords="offset points",

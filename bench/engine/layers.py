@@ -27,8 +27,9 @@ from bench.common.traces import (
 )
 from bench.registry import BenchError, Result
 from engine.api import Kind
+from engine.blocks.lookup import Found, Lookup
 from engine.blocks.pool import BlockPool
-from engine.blocks.rows import HOLE, Found, Lookup, Rows
+from engine.blocks.rows import HOLE, Rows
 from engine.model.layers.layout import AttentionCall, AttentionLayout, PageLayout
 
 MEMORY: Final = 20 << 30
@@ -168,7 +169,7 @@ def _put(pool: BlockPool, length: int) -> int | None:
             rows.release()
             return None
         rows.grow(blocks)
-        rows.forget(end, ())
+        rows.forget(end)
     return pool.count(rows.blocks)
 
 
@@ -239,9 +240,9 @@ def _serve(pool: BlockPool, chain: list[bytes], block_size: int, find: _Longest)
     pool.acquire([block for row in hits for block in row if block != HOLE])
     found, length = len(hits[0]), len(chain)
     rows.admit(length, hits, [range(0)] * len(hits))
-    ends = {(one * block_size, one * block_size) for one in (found, alike)}
+    rows.ends = {(one * block_size, one * block_size) for one in (found, alike)}
     for start in range(found, length, step := max(1, _STEP // block_size)):
-        rows.forget(start * block_size, ends)
+        rows.forget(start * block_size)
         end = min(start + step, length)
         if not pool.can_allocate(rows.missing(end), _OWNER):
             raise BenchError(f"--ids: {pool.num_blocks} blocks do not hold a prompt of {length}")

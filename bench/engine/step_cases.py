@@ -23,9 +23,9 @@ from engine.assembly.parts import load_parts
 from engine.batch.batch import BatchBuilder
 from engine.config import EngineConfig
 from engine.model.kernel_paths import choose_kernel_paths, use_choice
-from engine.model.layers import eager as eager
 from engine.model.layers import fused as fused
-from engine.model.layers.eager import EagerDecoder
+from engine.model.layers.eager import decoder as eager
+from engine.model.layers.eager.decoder import EagerDecoder
 from engine.model.layers.fused import FusedDecoder
 from engine.model.layers.paged_model import PagedModel
 from engine.run import runner as engine_runner

@@ -27,7 +27,7 @@ from bench.common.traces import (
     load_conversations,
 )
 from bench.registry import BenchError, Result
-from engine.blocks.eviction_policy import Eviction
+from engine.blocks.eviction.policy import Eviction
 from engine.blocks.pool import BlockPool
 from engine.config import EngineConfig
 

@@ -23,7 +23,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import socket
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -41,7 +40,7 @@ from bench.experts.gguf_file import KINDS, write_gguf
 from bench.experts.load import STREAMS, Streams, running_modules
 from bench.experts.reads import step_bytes
 from bench.experts.shapes import SHAPES, Shape, write_folder
-from bench.peers.peer import Peer, read_peers
+from bench.peers.peer import Peer, filled_in, read_peers
 from bench.peers.servers import OURS, Server, load_once, of_partywall, of_peer
 from bench.registry import BenchError, Result
 from bench.service.loads import count, positive, token_counter
@@ -245,26 +244,9 @@ class _Case:
         words = {
             "{folder}": str(self.model.folder),
             "{gguf}": str(self.model.gguf(self.weights)) if needs_file else "",
-            "{port}": str(_free_port()),
             "{weights}": self.weights,
         }
         return of_peer(filled_in(peer, words), self.load)
-
-
-def filled_in(peer: Peer, words: Mapping[str, str]) -> Peer:
-    """The peer, with what `words` say in place of them in its command, URL and model."""
-
-    def filled(text: str) -> str:
-        for word, value in words.items():
-            text = text.replace(word, value)
-        return text
-
-    return msgspec.structs.replace(
-        peer,
-        url=filled(peer.url),
-        model=filled(peer.model),
-        command=[filled(word) for word in peer.command],
-    )
 
 
 def _llama_server(program: Path) -> Peer:
@@ -292,8 +274,3 @@ def _worst(figures: Mapping[str, float]) -> dict[str, float]:
     ):
         found[name] = worst(value for of, value in figures.items() if of.startswith(f"{name}_"))
     return found
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as one:
-        return int(one.getsockname()[1])

@@ -27,7 +27,7 @@ def write_gguf(folder: Path, path: Path, weights: str, tokenizer_of: Path) -> No
     """
     config = AutoConfig.from_pretrained(folder)
     writer = GGUFWriter(path, config.model_type)
-    _write_header(writer, config)
+    write_header(writer, config)
     _copy_tokenizer(writer, GGUFReader(tokenizer_of))
     for name, values in stored(folder, config):
         kind = _kind(name, values, weights)
@@ -80,7 +80,9 @@ def _kind(name: str, values: Tensor, weights: str) -> GGMLQuantizationType:
     return GGMLQuantizationType.F32 if is_exact else KINDS[weights]
 
 
-def _write_header(writer: GGUFWriter, config: PretrainedConfig) -> None:
+def write_header(writer: GGUFWriter, config: PretrainedConfig) -> None:
+    """What a file says of a model, as far as its configuration has it."""
+    head_dim = getattr(config, "head_dim", None)
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
     writer.add_block_count(config.num_hidden_layers)
@@ -89,10 +91,19 @@ def _write_header(writer: GGUFWriter, config: PretrainedConfig) -> None:
     writer.add_head_count_kv(config.num_key_value_heads)
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
-    writer.add_rope_dimension_count(config.hidden_size // config.num_attention_heads)
+    writer.add_rope_dimension_count(head_dim or config.hidden_size // config.num_attention_heads)
     writer.add_vocab_size(config.vocab_size)
-    writer.add_expert_count(getattr(config, "num_experts", 0) or config.num_local_experts)
-    writer.add_expert_used_count(config.num_experts_per_tok)
+    if head_dim:
+        writer.add_key_length(head_dim)
+    if getattr(config, "sliding_window", None):
+        writer.add_sliding_window(config.sliding_window)
+    if hasattr(config, "num_experts_per_tok"):
+        writer.add_expert_count(getattr(config, "num_experts", 0) or config.num_local_experts)
+        writer.add_expert_used_count(config.num_experts_per_tok)
+    if hasattr(config, "moe_intermediate_size"):
+        writer.add_expert_feed_forward_length(config.moe_intermediate_size)
+    if hasattr(config, "shared_expert_intermediate_size"):
+        writer.add_expert_shared_feed_forward_length(config.shared_expert_intermediate_size)
     if config.model_type == "granitemoe":
         writer.add_attention_scale(config.attention_multiplier)
         writer.add_embedding_scale(config.embedding_multiplier)

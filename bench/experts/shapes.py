@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import torch
 from accelerate import init_empty_weights
@@ -21,6 +21,13 @@ _EMBEDDING_SCALE: Final = 0.0002
 _SHARPNESS: Final = 4.0
 """Of queries and keys: attention to all tokens alike would let every prompt have one answer."""
 _POSITIONS: Final = 4096
+_PUBLISHED: Final = {
+    ".block_sparse_moe.router.": ".block_sparse_moe.router.layer.",
+    ".block_sparse_moe.experts.gate_up_proj": ".block_sparse_moe.input_linear.weight",
+    ".block_sparse_moe.experts.down_proj": ".block_sparse_moe.output_linear.weight",
+}
+"""What Granite's modules are called in its checkpoints, which older releases of `transformers` (and
+so OpenVINO's export) look for."""
 
 
 @dataclass(frozen=True)
@@ -86,7 +93,15 @@ SHAPES: Final = {
 """Granite 3.1 1B-A400M and OLMoE 1B-7B."""
 
 
-def write_folder(folder: Path, shape: Shape, num_layers: int, tokenizer_of: Path) -> None:
+class Configures(Protocol):
+    """What has a configuration for so many layers; `tokens` say what its vocabulary is."""
+
+    def config(self, num_layers: int, **tokens: Any) -> PretrainedConfig:
+        """Of a model."""
+        ...
+
+
+def write_folder(folder: Path, shape: Configures, num_layers: int, tokenizer_of: Path) -> None:
     """Configuration, weights in bfloat16, and the tokenizer and chat template of another folder.
 
     Matrices keep the size of what goes through them; no more than a layer is in memory.
@@ -108,7 +123,8 @@ def write_folder(folder: Path, shape: Shape, num_layers: int, tokenizer_of: Path
     config.save_pretrained(folder)
     files: dict[str, list[tuple[str, torch.Size]]] = {}
     for name, values in model.named_parameters():
-        files.setdefault(f"{_layer(name)}.safetensors", []).append((name, values.shape))
+        held = files.setdefault(f"{_layer(name)}.safetensors", [])
+        held.append((_published(name), values.shape))
     for number, (file, held) in enumerate(files.items()):
         source = torch.Generator().manual_seed(number)
         tensors = {name: _random(name, size, source) for name, size in held}
@@ -124,7 +140,19 @@ def read_folder(folder: Path) -> Iterator[tuple[str, Tensor]]:
     for file in dict.fromkeys(index.values()):
         with safe_open(folder / file, framework="pt") as opened:
             for name in opened.keys():  # noqa: SIM118
-                yield name, opened.get_tensor(name)
+                yield _as_modules(name), opened.get_tensor(name)
+
+
+def _published(name: str) -> str:
+    for module, stored in _PUBLISHED.items():
+        name = name.replace(module, stored)
+    return name
+
+
+def _as_modules(name: str) -> str:
+    for module, stored in _PUBLISHED.items():
+        name = name.replace(stored, module)
+    return name
 
 
 def _layer(name: str) -> str:

@@ -99,19 +99,18 @@ def beam_savings(
     }
 
 
-def record_scores(
-    model_path: str, width: int, searches: int = _REAL_SEARCHES, tokens: int = _REAL_TOKENS
-) -> list[Scores]:
+def record_scores(model_path: str, width: int) -> list[Scores]:
     """Search for real how the model goes on behind questions; returns every full step's scores."""
     tokenizer = AutoTokenizer.from_pretrained(model_path)
     model = load_small_model(model_path, _BLOCK_SIZE)
-    prompts = [_chat_prompt(tokenizer, f"beam {number}") for number in range(searches)]
-    slots = sum(map(len, prompts)) + searches * (width + 1) * (tokens + 2 * _BLOCK_SIZE)
+    prompts = [_chat_prompt(tokenizer, f"beam {number}") for number in range(_REAL_SEARCHES)]
+    room = _REAL_SEARCHES * (width + 1) * (_REAL_TOKENS + 2 * _BLOCK_SIZE)
+    slots = sum(map(len, prompts)) + room
     model.allocate(slots // _BLOCK_SIZE)
     recorder = _Recorder(ModelRunner(model), width)
-    core = scripted_core(recorder, slots, _BLOCK_SIZE, searches * width)
+    core = scripted_core(recorder, slots, _BLOCK_SIZE, _REAL_SEARCHES * width)
     for number, prompt in enumerate(prompts):
-        core.submit(_search(number, prompt, tokens, width))
+        core.submit(_search(number, prompt, _REAL_TOKENS, width))
     finish(core)
     return recorder.scores
 

@@ -147,14 +147,12 @@ class Paged:
         )
 
 
-def make_server(
-    system: str, num_slots: int, *, block_size: int = 16, measure: bool = False
-) -> Server:
+def make_server(system: str, num_slots: int, *, measure: bool = False) -> Server:
     """A server with empty memory; `measure` has Partywall account for its memory as all others."""
     if system == PARTYWALL:
-        return Paged(num_slots, MAX_RUNNING, block_size, measure=measure)
+        return Paged(num_slots, MAX_RUNNING, measure=measure)
     if system == WITHOUT_CACHE:
-        return Paged(num_slots, MAX_RUNNING, block_size, prefix_cache=False, measure=measure)
+        return Paged(num_slots, MAX_RUNNING, prefix_cache=False, measure=measure)
     if system == FASTER_TRANSFORMER:
         return StaticBatches(num_slots, CONTEXT_TOKENS, MAX_RUNNING)
     if system == GENERATE:

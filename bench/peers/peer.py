@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -49,6 +50,26 @@ class Peer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     peer: list[Peer]
+
+
+def filled_in(peer: Peer, words: Mapping[str, str]) -> Peer:
+    """The peer, with what `words` say in place of them in its command, URL and model, and for
+    `{port}` one that is free now.
+    """
+    with socket.create_server(("127.0.0.1", 0)) as one:
+        words = {"{port}": str(one.getsockname()[1]), **words}
+
+    def filled(text: str) -> str:
+        for word, value in words.items():
+            text = text.replace(word, value)
+        return text
+
+    return msgspec.structs.replace(
+        peer,
+        url=filled(peer.url),
+        model=filled(peer.model),
+        command=[filled(word) for word in peer.command],
+    )
 
 
 def read_peers(path: Path) -> list[Peer]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -11,18 +12,19 @@ import pytest
 import torch
 from gguf import GGUFReader
 from torch import Tensor
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from bench.experts.experts import FIGURES, _Case, _Model, _worst, filled_in
+from bench.experts import experts
+from bench.experts.experts import FIGURES, _Case, _Model, _worst
 from bench.experts.gguf_file import write_gguf
 from bench.experts.load import STREAMS, Streams, running_modules
 from bench.experts.modules import Question
 from bench.experts.reads import step_bytes
 from bench.experts.shapes import SHAPES, Shape, write_folder
-from bench.peers.peer import Peer
+from bench.peers.peer import Peer, filled_in, read_peers
 from engine.config import EngineConfig
 from engine.model.load import load_model
-from engine.model.weights import DEFAULT_MODEL, default_gguf, resolve_model
+from engine.model.weights import DEFAULT_MODEL, resolve_model
 
 SMALL = {
     name: replace(
@@ -51,6 +53,20 @@ def in_file(path: Path) -> dict[str, Tensor]:
     }
 
 
+@pytest.fixture(scope="module")
+def vocabulary(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A file with a tokenizer of few words: one of 49 thousand takes seconds to be read."""
+    path = tmp_path_factory.mktemp("vocabulary") / "model.gguf"
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_tokenizer_pre("smollm")
+    writer.add_token_list(["a", "b", "ab"])
+    writer.add_chat_template("{{ messages }}")
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    return path
+
+
 @pytest.mark.parametrize("name", SMALL)
 def test_a_folder_is_a_model_that_the_engine_fuses(name: str, tmp_path: Path) -> None:
     folder = made(name, tmp_path)
@@ -66,12 +82,10 @@ def test_a_folder_is_a_model_that_the_engine_fuses(name: str, tmp_path: Path) ->
 
 @pytest.mark.parametrize("name", SMALL)
 def test_a_file_holds_the_folders_weights_as_llama_cpp_reads_them(
-    name: str, tmp_path: Path
+    name: str, tmp_path: Path, vocabulary: Path
 ) -> None:
     folder, path = made(name, tmp_path), tmp_path / "model.gguf"
-    source = default_gguf()
-    assert source is not None
-    write_gguf(folder, path, "bf16", source)
+    write_gguf(folder, path, "bf16", vocabulary)
     found = in_file(path)
     layer = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).model.layers[1]
     experts = (layer.block_sparse_moe if name == "granite" else layer.mlp).experts
@@ -82,21 +96,28 @@ def test_a_file_holds_the_folders_weights_as_llama_cpp_reads_them(
     if name == "granite":  # a head's halves, which are rotated together, become neighbours
         queries = torch.stack(queries.view(4, 2, 8, 64).unbind(1), 2).reshape(64, 64)
     torch.testing.assert_close(found["blk.1.attn_q.weight"], queries)
-    write_gguf(folder, path, "int8", source)
+    write_gguf(folder, path, "int8", vocabulary)
     rounded = in_file(path)["blk.1.ffn_up_exps.weight"]
     assert 0 < (rounded - ups).norm() / ups.norm() < 0.01
 
 
-def test_a_file_speaks_with_the_tokenizer_of_another(tmp_path: Path) -> None:
+def test_a_file_speaks_with_the_tokenizer_of_another(tmp_path: Path, vocabulary: Path) -> None:
     folder, path = made("olmoe", tmp_path), tmp_path / "model.gguf"
-    source = default_gguf()
-    assert source is not None
-    write_gguf(folder, path, "int8", source)
-    reader, given = GGUFReader(path), GGUFReader(source)
-    for name in ("tokenizer.ggml.tokens", "tokenizer.ggml.pre", "tokenizer.chat_template"):
-        assert reader.fields[name].contents() == given.fields[name].contents()
-    tokens = reader.fields["tokenizer.ggml.tokens"].contents()
-    assert len(tokens) == AutoConfig.from_pretrained(folder).vocab_size
+    write_gguf(folder, path, "int8", vocabulary)
+    fields = GGUFReader(path).fields
+    assert fields["tokenizer.ggml.tokens"].contents() == ["a", "b", "ab"]
+    assert fields["tokenizer.ggml.pre"].contents() == "smollm"
+    assert fields["tokenizer.chat_template"].contents() == "{{ messages }}"
+
+
+def test_the_example_of_peers_takes_what_it_is_given() -> None:
+    example = Path(experts.__file__).with_name("peers.example.toml")
+    words = {"{folder}": "/made", "{gguf}": "", "{port}": "1234", "{weights}": "int8"}
+    for peer in read_peers(example):
+        filled = filled_in(peer, words)
+        assert filled.base_url == "http://127.0.0.1:1234"
+        assert "/made-openvino-int8" in filled.command[-1]
+        assert not re.search(r"\{\w+\}", " ".join(filled.command))
 
 
 def test_a_steps_bytes_are_those_of_the_experts_used_and_all_else() -> None:

@@ -12,7 +12,7 @@ from bench import __main__ as cli
 from bench.common.traces import draw_prompts, load_conversations
 from bench.engine import trace
 from bench.registry import BenchError
-from engine.blocks.eviction_policy import Eviction
+from engine.blocks.eviction.policy import Eviction
 from engine.blocks.pool import BlockPool
 
 SCAN = [tuple(range(start, start + 5)) for start in range(1000, 1100, 5)]

@@ -1,0 +1,1 @@
+"""What a prefix cache of a hybrid model keeps: everybody's rules."""

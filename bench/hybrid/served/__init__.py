@@ -1,0 +1,1 @@
+"""A real model whose layers keep states: beside other servers, and beside itself without a past."""
