@@ -7,6 +7,7 @@ are kept by `SystemPrompts` under `group.owner`.
 from __future__ import annotations
 
 import builtins
+import contextlib
 import secrets
 import time
 from collections.abc import Callable, Iterable
@@ -16,15 +17,9 @@ from msgspec.structs import replace
 from tenants import redis_keys
 from tenants.at_rest.pepper import Peppers
 from tenants.at_rest.records import SealedRecords, unless_altered
-from tenants.errors import GroupExists, GroupNotFound, StoreConflict
+from tenants.errors import GroupExists, GroupNotFound, SealError, StoreConflict
 from tenants.owners import Owners, change_of, clear_slot
-from tenants.records import (
-    SECRET_BYTES,
-    ShareGroup,
-    check_id,
-    check_name,
-    is_id,
-)
+from tenants.records import SECRET_BYTES, ShareGroup, Tenant, check_id, check_name, is_id
 from tenants.storage import slots
 from tenants.storage.commits import absent, holds, keeping
 from tenants.storage.connection import GuardedRedis
@@ -79,6 +74,12 @@ class ShareGroups:
         """Raises `GroupNotFound`."""
         return (await self._groups.read(group_id))[1]
 
+    async def of(self, tenant: Tenant) -> ShareGroup | None:
+        """The group that a tenant is in; one that is gone, or was altered, is none."""
+        with contextlib.suppress(GroupNotFound, SealError):
+            return None if tenant.share_group is None else await self.get(tenant.share_group)
+        return None
+
     async def members(self, group_id: str) -> builtins.list[str]:
         """Ids of the tenants in a group, in order. Raises `GroupNotFound`."""
         group = await self.get(group_id)
@@ -86,11 +87,7 @@ class ShareGroups:
         return _ids(found)
 
     async def update(
-        self,
-        group_id: str,
-        edit: Callable[[ShareGroup], ShareGroup],
-        *,
-        actor: str = "system",
+        self, group_id: str, edit: Callable[[ShareGroup], ShareGroup], *, actor: str = "system"
     ) -> ShareGroup:
         """What `edit` makes of a group's name; called again when others come in between.
 
@@ -131,7 +128,7 @@ class ShareGroups:
         await clear_slot(self._redis, owner, keep=frozenset(last))
         await self._redis.execute("DEL", *last)
 
-    async def _begin_delete(self, group_id: str, actor: str) -> bool | None:
+    async def _begin_delete(self, group_id: str, actor: str) -> bool:
         """From here on nobody can join the group, nor put a prompt into it."""
         try:
             blob, group = await self._groups.read_to_delete(group_id)
@@ -146,11 +143,8 @@ class ShareGroups:
         if found:
             some = ", ".join(_ids(found)[:10])
             raise StoreConflict(f"share group {group_id!r} has members: {some}")
-        committed = await self._writes.commit(
-            [
-                holds(redis_keys.meta(group.owner), blob),
-                absent(redis_keys.members(group.owner)),
-            ],
+        return await self._writes.commit(
+            [holds(redis_keys.meta(group.owner), blob), absent(redis_keys.members(group.owner))],
             [
                 ("RENAME", redis_keys.meta(group.owner), redis_keys.deleting(group.owner)),
                 ("ZREM", redis_keys.GROUPS, group_id),
@@ -158,7 +152,6 @@ class ShareGroups:
             change_of(group.owner),
             audit.note("group.delete", actor, group.owner, group, None),
         )
-        return True if committed else None
 
 
 def _ids(members: Iterable[bytes]) -> builtins.list[str]:

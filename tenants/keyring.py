@@ -23,7 +23,7 @@ from tenants.errors import SealBroken, SealUnknown, StoreUnavailable
 from tenants.keys.key_store import CACHE_SECONDS, STALE_SECONDS
 from tenants.records import Change, ShareGroup, Tenant
 from tenants.storage.cache import ReadThroughCache
-from tenants.storage.commits import Check, commit_if
+from tenants.storage.commits import commit_if, holds
 from tenants.storage.connection import GuardedRedis
 
 _log = logging.getLogger(__name__)
@@ -148,9 +148,10 @@ async def rewrite(
     if namespace is None or namespace.sealer.is_newest(record):
         return False
     sealed = await namespace.sealer.seal_large(content, key)
-    unchanged = (
-        _begins(key, head + record[:HEAD_BYTES]) if is_sealed(record) else _is(key, head + record)
-    )
+    unchanged = holds(key, head + record)
+    if is_sealed(record):  # its beginning is like no other's
+        start = head + record[:HEAD_BYTES]
+        unchanged = ("GETRANGE", key, 0, len(start) - 1), start
     return await commit_if(redis, [unchanged], [("SET", key, head + sealed, "KEEPTTL")])
 
 
@@ -160,11 +161,3 @@ async def compact_log(redis: GuardedRedis) -> None:
     if any(info.get("aof_enabled") for info in infos):
         with contextlib.suppress(ResponseError, StoreUnavailable):  # one may be under way
             await redis.execute_on_each("BGREWRITEAOF")
-
-
-def _begins(key: str, start: bytes) -> Check:
-    return ("GETRANGE", key, 0, len(start) - 1), start
-
-
-def _is(key: str, value: bytes) -> Check:
-    return ("GET", key), value

@@ -11,14 +11,7 @@ from typing import Any, Generic
 from tenants import redis_keys
 from tenants.at_rest.records import SealedRecords, unless_altered
 from tenants.errors import GroupNotFound, InvalidField, SealBroken, StoreError, TenantNotFound
-from tenants.records import (
-    SECRET_BYTES,
-    Change,
-    Rotated,
-    ShareGroup,
-    is_id,
-    with_new_secret,
-)
+from tenants.records import SECRET_BYTES, Change, Rotated, ShareGroup, is_id, with_new_secret
 from tenants.storage.commits import Check, holds
 from tenants.storage.connection import Command, GuardedRedis
 from tenants.writes import audit
@@ -52,11 +45,7 @@ class Owners(Generic[Rotated]):
     """
 
     def __init__(
-        self,
-        redis: GuardedRedis,
-        records: SealedRecords,
-        writes: Writes,
-        kind: type[Rotated],
+        self, redis: GuardedRedis, records: SealedRecords, writes: Writes, kind: type[Rotated]
     ) -> None:
         self._redis = redis
         self._records = records

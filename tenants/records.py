@@ -85,7 +85,26 @@ class FormerSecret(msgspec.Struct, frozen=True, kw_only=True):
     replaced_at: float
 
 
-class Tenant(msgspec.Struct, frozen=True, kw_only=True):
+class _Owner(msgspec.Struct, frozen=True, kw_only=True):
+    """What may have prompts."""
+
+    id: str
+    name: str
+    namespace_secret: bytes
+    created_at: float
+    revision: int = 1
+    former_secrets: tuple[FormerSecret, ...] = ()
+
+    @property
+    def generation(self) -> str:
+        """What tells it from others that had its id, or will have it."""
+        return repr(self.created_at)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(id={self.id!r}, name={self.name!r})"
+
+
+class Tenant(_Owner, frozen=True, kw_only=True):
     """A customer.
 
     `namespace_secret` decides who may share its blocks, and never leaves the service. `revision`
@@ -94,28 +113,17 @@ class Tenant(msgspec.Struct, frozen=True, kw_only=True):
     blocks nor leave any. `share_group` is the group whose prompts it may use.
     """
 
-    id: str
-    name: str
-    namespace_secret: bytes
-    created_at: float
-    revision: int = 1
     status: Literal["active", "disabled"] = "active"
     weight: float = 1.0
     reserved_blocks: int = 0
     cache: Literal["on", "off"] = "on"
     share_group: str | None = None
     limits: TenantLimits = TenantLimits()
-    former_secrets: tuple[FormerSecret, ...] = ()
 
     @property
     def owner(self) -> str:
         """What says whose something is: the id."""
         return self.id
-
-    @property
-    def generation(self) -> str:
-        """What tells it from others that had its id, or will have it."""
-        return repr(self.created_at)
 
     @property
     def namespace_key(self) -> bytes:
@@ -132,22 +140,12 @@ class Tenant(msgspec.Struct, frozen=True, kw_only=True):
         """The key of one end user's conversations."""
         return derive_key(self.namespace_secret, "user", user)
 
-    def __repr__(self) -> str:
-        return f"Tenant(id={self.id!r}, name={self.name!r})"
 
-
-class ShareGroup(msgspec.Struct, frozen=True, kw_only=True):
+class ShareGroup(_Owner, frozen=True, kw_only=True):
     """Tenants that share prompts: those that an operator put into the group, and nothing else.
 
     Its prompts are kept like a tenant's, under `owner`, which no tenant can be called.
     """
-
-    id: str
-    name: str
-    namespace_secret: bytes
-    created_at: float
-    revision: int = 1
-    former_secrets: tuple[FormerSecret, ...] = ()
 
     @property
     def owner(self) -> str:
@@ -155,17 +153,9 @@ class ShareGroup(msgspec.Struct, frozen=True, kw_only=True):
         return f"@{self.id}"
 
     @property
-    def generation(self) -> str:
-        """What tells it from others that had its id, or will have it."""
-        return repr(self.created_at)
-
-    @property
     def namespace_key(self) -> bytes:
         """The key under which the blocks of the group's prompts are hashed."""
         return derive_key(self.namespace_secret, "group")
-
-    def __repr__(self) -> str:
-        return f"ShareGroup(id={self.id!r}, name={self.name!r})"
 
 
 Rotated = TypeVar("Rotated", Tenant, ShareGroup)
@@ -288,6 +278,11 @@ def check_name(name: str) -> None:
     """Raises `InvalidField` unless `name` may be shown as the name of anything."""
     if not _NAME.fullmatch(name):
         raise InvalidField("name", "1 to 200 characters on one line, no control characters")
+
+
+def end_of(lifetime_seconds: int | None) -> float | None:
+    """When what is made now ends; `None`: never."""
+    return None if lifetime_seconds is None else time.time() + lifetime_seconds
 
 
 def check_expiry(expires_at: float | None) -> None:

@@ -11,24 +11,12 @@ from msgspec.structs import replace
 
 from tenants import redis_keys
 from tenants.at_rest.pepper import Peppers
-from tenants.errors import (
-    InvalidField,
-    StoreUnavailable,
-    TenantExists,
-    TenantNotFound,
-)
-from tenants.keys.key_lists import lookup_commands
+from tenants.errors import InvalidField, StoreUnavailable, TenantExists, TenantNotFound
+from tenants.keys.api_keys import lookup_commands
 from tenants.keys.key_store import CACHE_SECONDS, STALE_SECONDS, KeyStore
 from tenants.keys.operator_tokens import OperatorTokens
 from tenants.owners import Owners, clear_slot
-from tenants.records import (
-    SECRET_BYTES,
-    ApiKey,
-    Change,
-    Tenant,
-    check_tenant,
-    is_id,
-)
+from tenants.records import SECRET_BYTES, ApiKey, Change, Tenant, check_tenant, is_id
 from tenants.storage import changes, slots
 from tenants.storage.commits import Check, absent, exists, holds, keeping
 from tenants.storage.connection import Command, GuardedRedis
@@ -100,7 +88,7 @@ class TenantStore(KeyStore):
             namespace_secret=secrets.token_bytes(SECRET_BYTES),
             created_at=time.time(),
         )
-        tenant = _edited(draft, edit, draft.revision)
+        tenant = _edited(draft, edit)
         await self.check_pepper()
         api_key, record = self._new_key(tenant_id, "default")
         created = await until_committed(lambda: self._create(tenant, record, actor))
@@ -120,11 +108,7 @@ class TenantStore(KeyStore):
         return (await self._tenants.read(tenant_id))[1]
 
     async def update_tenant(
-        self,
-        tenant_id: str,
-        edit: Callable[[Tenant], Tenant],
-        *,
-        actor: str = "system",
+        self, tenant_id: str, edit: Callable[[Tenant], Tenant], *, actor: str = "system"
     ) -> Tenant:
         """What `edit` makes of a tenant; called again when others come in between.
 
@@ -134,7 +118,7 @@ class TenantStore(KeyStore):
         """
 
         def edited(old: Tenant) -> Tenant:
-            new = _edited(old, edit, old.revision)
+            new = _edited(old, edit)
             return new if new == old else replace(new, revision=old.revision + 1)
 
         return await self._tenants.change(tenant_id, "update", actor, edited, self._membership)
@@ -212,7 +196,7 @@ class TenantStore(KeyStore):
             commands.append(("SADD", redis_keys.members(f"@{new.share_group}"), new.id))
         return checks, commands
 
-    async def _begin_delete(self, tenant_id: str, actor: str) -> bool | None:
+    async def _begin_delete(self, tenant_id: str, actor: str) -> bool:
         """From here on nothing can be added to the tenant, but usage."""
         change = Change(kind="deleted", tenant_id=tenant_id)
         deleting = redis_keys.deleting(tenant_id)
@@ -229,7 +213,7 @@ class TenantStore(KeyStore):
         keys_blob = await self._redis.execute("GET", redis_keys.keys(tenant_id))
         keys = self._keys_of(tenant, keys_blob)
         _, leaving = await self._membership(tenant, replace(tenant, share_group=None))
-        committed = await self._writes.commit(
+        return await self._writes.commit(
             [holds(redis_keys.meta(tenant_id), blob), holds(redis_keys.keys(tenant_id), keys_blob)],
             [
                 ("RENAME", redis_keys.meta(tenant_id), deleting),
@@ -240,10 +224,9 @@ class TenantStore(KeyStore):
             change,
             audit.note("tenant.delete", actor, tenant.id, tenant, None),
         )
-        return True if committed else None
 
 
-def _edited(tenant: Tenant, edit: Callable[[Tenant], Tenant], revision: int) -> Tenant:
+def _edited(tenant: Tenant, edit: Callable[[Tenant], Tenant]) -> Tenant:
     """What `edit` may change of a tenant, checked."""
     new = replace(
         edit(tenant),
@@ -251,7 +234,7 @@ def _edited(tenant: Tenant, edit: Callable[[Tenant], Tenant], revision: int) -> 
         namespace_secret=tenant.namespace_secret,
         former_secrets=tenant.former_secrets,
         created_at=tenant.created_at,
-        revision=revision,
+        revision=tenant.revision,
     )
     check_tenant(new)
     return new

@@ -50,7 +50,7 @@ async def settle(redis: GuardedRedis, peppers: Peppers) -> None:
 async def _change(
     redis: GuardedRedis, peppers: Peppers, change: Callable[[list[bytes]], list[bytes]]
 ) -> None:
-    async def attempt() -> bool | None:
+    async def attempt() -> bool:
         stored = await redis.execute("GET", redis_keys.PEPPER)
         used = split(stored)
         if not set(used) <= set(peppers.fingerprints):
@@ -59,8 +59,7 @@ async def _change(
         if changed == used:
             return True
         commands = [("SET", redis_keys.PEPPER, b"".join(changed))]
-        committed = await commit_if(redis, [holds(redis_keys.PEPPER, stored)], commands)
-        return True if committed else None
+        return await commit_if(redis, [holds(redis_keys.PEPPER, stored)], commands)
 
     await until_committed(attempt)
 

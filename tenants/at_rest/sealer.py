@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Generator
+from collections.abc import Iterator
 
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives import hashes
@@ -44,7 +44,7 @@ class Sealer:
 
     def seal(self, content: bytes, *place: str) -> bytes:
         """`content` as it may lie at `place`, and nowhere else."""
-        return _at_once(self._seal(content, place))
+        return b"".join(self._seal(content, place))
 
     def open(self, record: bytes, *place: str) -> bytes:
         """The content of a record that lies at `place`.
@@ -52,7 +52,7 @@ class Sealer:
         Raises `SealUnknown`, `SealMissing` for one in clear, and `SealBroken` for one that was
         altered, or lay at another place.
         """
-        return _at_once(self._open(record, place))
+        return b"".join(self._open(record, place))
 
     async def seal_large(self, content: bytes, *place: str) -> bytes:
         """As `seal`, with turns for others."""
@@ -66,19 +66,17 @@ class Sealer:
         """Whether a record that begins so is sealed under the newest secret."""
         return head.startswith(_MARK + self._newest)
 
-    def _seal(self, content: bytes, place: tuple[str, ...]) -> Generator[None, None, bytes]:
+    def _seal(self, content: bytes, place: tuple[str, ...]) -> Iterator[bytes]:
         nonce = secrets.token_bytes(_NONCE_BYTES)
         encryptor = Cipher(AES(self._keys[self._newest]), GCM(nonce)).encryptor()
         encryptor.authenticate_additional_data(_place_bytes(place))
-        parts = [_MARK + self._newest + nonce]
+        yield _MARK + self._newest + nonce
         for start in range(0, len(content), _STEP_BYTES):
-            if start:
-                yield
-            parts.append(encryptor.update(content[start : start + _STEP_BYTES]))
-        parts.append(encryptor.finalize())
-        return b"".join((*parts, encryptor.tag))
+            yield encryptor.update(content[start : start + _STEP_BYTES])
+        yield encryptor.finalize() + encryptor.tag
 
-    def _open(self, record: bytes, place: tuple[str, ...]) -> Generator[None, None, bytes]:
+    def _open(self, record: bytes, place: tuple[str, ...]) -> Iterator[bytes]:
+        """What comes of it is true only once all of it has come."""
         if not is_sealed(record):
             raise SealMissing(place)
         key_id = record[len(_MARK) : len(_MARK) + _KEY_ID_BYTES]
@@ -88,17 +86,13 @@ class Sealer:
         mode = GCM(nonce, record[-_TAG_BYTES:])
         decryptor = Cipher(AES(self._keys[key_id]), mode).decryptor()
         decryptor.authenticate_additional_data(_place_bytes(place))
-        parts = []
         end = len(record) - _TAG_BYTES
         for start in range(HEAD_BYTES, end, _STEP_BYTES):
-            if start > HEAD_BYTES:
-                yield
-            parts.append(decryptor.update(record[start : min(start + _STEP_BYTES, end)]))
+            yield decryptor.update(record[start : min(start + _STEP_BYTES, end)])
         try:
-            parts.append(decryptor.finalize())
+            yield decryptor.finalize()
         except InvalidTag:
             raise SealBroken(place) from None
-        return b"".join(parts)
 
 
 def is_sealed(record: bytes) -> bool:
@@ -119,20 +113,10 @@ def _place_bytes(place: tuple[str, ...]) -> bytes:
     return b"".join(len(part).to_bytes(8, "little") + part for part in parts)
 
 
-def _at_once(steps: Generator[None, None, bytes]) -> bytes:
-    while True:
-        try:
-            next(steps)
-        except StopIteration as end:
-            done: bytes = end.value
-            return done
-
-
-async def _by_turns(steps: Generator[None, None, bytes]) -> bytes:
-    while True:
-        try:
-            next(steps)
-        except StopIteration as end:
-            done: bytes = end.value
-            return done
-        await asyncio.sleep(0)
+async def _by_turns(parts: Iterator[bytes]) -> bytes:
+    done = []
+    for part in parts:
+        done.append(part)
+        if len(part) == _STEP_BYTES:
+            await asyncio.sleep(0)
+    return b"".join(done)

@@ -22,8 +22,7 @@ from tenants.errors import (
     StoreUnavailable,
     TenantNotFound,
 )
-from tenants.keys import key_format
-from tenants.keys.key_lists import Edit, Held, find, lookup_commands, newest
+from tenants.keys.api_keys import Edit, Held, find, generate, lookup_commands, newest, parse
 from tenants.records import (
     ApiKey,
     Change,
@@ -190,7 +189,7 @@ class KeyStore:
 
         Raises `StoreUnavailable` for a key not seen lately while the store is down.
         """
-        if key_format.parse(api_key) is None:
+        if parse(api_key) is None:
             return None
         digests = self._peppers.digests(api_key)
         principal = await self._principals.get(
@@ -203,8 +202,8 @@ class KeyStore:
     def _new_key(
         self, tenant_id: str, name: str = "", expires_at: float | None = None
     ) -> tuple[str, ApiKey]:
-        api_key = key_format.generate()
-        key_id = key_format.parse(api_key)
+        api_key = generate()
+        key_id = parse(api_key)
         assert key_id is not None
         record = ApiKey(
             id=key_id,

@@ -82,7 +82,7 @@ class OperatorTokens:
             tenant=tenant_id,
             created_at=time.time(),
             expires_at=expires_at,
-            digest=_digest(token),
+            digest=token_digest(token),
             generation=held_to,
         )
         await until_committed(lambda: self._add(record, actor))
@@ -102,25 +102,24 @@ class OperatorTokens:
         record = None if blob is None else self._opened(match[1], blob)
         if record is None or not record.is_live(time.time()):
             return None
-        if not hmac.compare_digest(record.digest, _digest(token)):
+        if not hmac.compare_digest(record.digest, token_digest(token)):
             return None
         return record if await self._is_of_its_tenant(record) else None
 
     async def revoke(self, token_id: str, *, actor: str = "system") -> None:
         """End a token at once. Raises `TokenNotFound`."""
 
-        async def attempt() -> bool | None:
+        async def attempt() -> bool:
             blob = await self._redis.execute("HGET", redis_keys.OPERATOR_TOKENS, token_id)
             if blob is None:
                 raise TokenNotFound(token_id)
             record = self._opened(token_id, blob)
-            committed = await self._writes.commit(
+            return await self._writes.commit(
                 [field_holds(redis_keys.OPERATOR_TOKENS, token_id, blob)],
                 [("HDEL", redis_keys.OPERATOR_TOKENS, token_id)],
                 None,
                 audit.note("token.revoke", actor, "", record, None, token_id),
             )
-            return True if committed else None
 
         await until_committed(attempt)
 
@@ -183,21 +182,20 @@ class OperatorTokens:
         tenant = unless_altered(self._records.tenant, tenant_id, blob)
         return None if tenant is None else tenant.generation
 
-    async def _add(self, record: OperatorToken, actor: str) -> bool | None:
-        """Put a record among the others; `None` where somebody has come in between."""
+    async def _add(self, record: OperatorToken, actor: str) -> bool:
+        """Put a record among the others, unless somebody has come in between; whether it is."""
         held, now = await self._read(), time.time()
         dead = [one for one, found in held.items() if found and not found.is_live(now)]
         if len(held) - len(dead) >= MAX_TOKENS:
             raise StoreConflict(f"there may be {MAX_TOKENS} admin tokens")
         key = redis_keys.OPERATOR_TOKENS
         as_many: Check = (("HLEN", key), str(len(held)).encode())
-        added = await self._writes.commit(
+        return await self._writes.commit(
             [as_many],
             [*(("HDEL", key, one) for one in dead), ("HSET", key, record.id, self._sealed(record))],
             None,
             audit.note("token.create", actor, "", None, record, record.id),
         )
-        return True if added else None
 
     async def _read(self) -> dict[str, OperatorToken | None]:
         held = await self._redis.execute("HGETALL", redis_keys.OPERATOR_TOKENS)
@@ -217,5 +215,6 @@ class OperatorTokens:
             return None
 
 
-def _digest(token: str) -> bytes:
+def token_digest(token: str) -> bytes:
+    """A plain hash is enough for a token that is long and random."""
     return hashlib.sha256(token.encode()).digest()

@@ -91,11 +91,6 @@ class Limiter:
         """How many processes share the store, as far as this one knows."""
         return self._replicas
 
-    async def admit(self, tenant: Tenant, request_id: str) -> Admission:
-        """Count one request, see `admit_all`."""
-        (admission,) = await self.admit_all(tenant, [request_id])
-        return admission
-
     async def admit_all(self, tenant: Tenant, request_ids: Sequence[str]) -> list[Admission]:
         """Count requests, and their streams for as long as each runs: all of them, or none.
 
@@ -129,11 +124,6 @@ class Limiter:
             )
             for request_id in request_ids
         ]
-
-    async def reserve(self, admission: Admission, tokens: int) -> Admission:
-        """Take what one request may use, see `reserve_all`."""
-        (reserved,) = await self.reserve_all([admission], [tokens])
-        return reserved
 
     async def reserve_all(
         self, admissions: Sequence[Admission], tokens: Sequence[int]

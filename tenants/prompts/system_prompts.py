@@ -190,7 +190,7 @@ class SystemPrompts:
     async def delete(self, owner: str, name: str, *, actor: str = "system") -> None:
         """Remove a prompt in all its versions, and their index. Raises `PromptNotFound`."""
 
-        async def attempt() -> bool | None:
+        async def attempt() -> bool:
             blob, head = await self._live_head(owner, name)
             checks, books = await self._room.removing(owner, name)
             removed: Sequence[Command] = [
@@ -199,10 +199,9 @@ class SystemPrompts:
                 *await self._texts.removing(owner, name),
             ]
             gone = _Head(last=head.last, active=None)
-            committed = await self._commit(
+            return await self._commit(
                 owner, name, blob, gone, actor, "prompt.delete", removed, checks
             )
-            return True if committed else None
 
         await until_committed(attempt)
 
@@ -221,10 +220,7 @@ class SystemPrompts:
         """Keep the index of a prompt version. Raises `PromptNotFound` if it was deleted since."""
         saved = await self._redis.run_script(
             _SAVE_INDEX,
-            [
-                redis_keys.prompt(owner, index.name),
-                redis_keys.prompt_index(owner, index.name),
-            ],
+            [redis_keys.prompt(owner, index.name), redis_keys.prompt_index(owner, index.name)],
             [
                 index.version,
                 _index_field(index.version, index.engine),

@@ -265,8 +265,7 @@ class AuditKeeper:
         entries from the file.
         """
         written, newest = await self._redis.pipeline(
-            ("GET", redis_keys.AUDIT_WRITTEN),
-            ("XREVRANGE", redis_keys.AUDIT, "+", "-", "COUNT", 1),
+            ("GET", redis_keys.AUDIT_WRITTEN), ("XREVRANGE", redis_keys.AUDIT, "+", "-", "COUNT", 1)
         )
         if written is None or not newest:
             return None

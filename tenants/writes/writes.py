@@ -85,12 +85,12 @@ class Writes:
 
 
 async def until_committed(attempt: Callable[[], Awaitable[T | None]]) -> T:
-    """Read, think and commit, again while others come in between and `attempt` returns `None`.
+    """Read, think and commit, again while others come in between: `attempt` is `None` or `False`.
 
     Raises `StoreConflict` when that does not end.
     """
     for _ in range(_MAX_ATTEMPTS):
         done = await attempt()
-        if done is not None:
+        if done is not None and done is not False:
             return done
     raise StoreConflict("others keep changing the same thing; try again")

@@ -153,7 +153,19 @@ def named(name: str) -> Callable[[Named], Named]:
 
 async def take(limiter: Limiter, tenant: Tenant, request_id: str, tokens: int) -> Admission:
     """Have a request admitted, and its tokens reserved."""
-    return await limiter.reserve(await limiter.admit(tenant, request_id), tokens)
+    return await reserve(limiter, await admit(limiter, tenant, request_id), tokens)
+
+
+async def admit(limiter: Limiter, tenant: Tenant, request_id: str) -> Admission:
+    """Have a request admitted."""
+    (admission,) = await limiter.admit_all(tenant, [request_id])
+    return admission
+
+
+async def reserve(limiter: Limiter, admission: Admission, tokens: int) -> Admission:
+    """Have the tokens of an admitted request reserved."""
+    (reserved,) = await limiter.reserve_all([admission], [tokens])
+    return reserved
 
 
 async def who(store: TenantStore, api_key: str) -> Tenant | None:

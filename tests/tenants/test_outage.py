@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from tenants.at_rest.pepper import Peppers
 from tenants.errors import StoreReadOnly, StoreUnavailable
 from tenants.idempotency import Idempotency
-from tenants.keys import key_format
+from tenants.keys import api_keys
 from tenants.limits.limiter import Limiter, LimitExceeded
 from tenants.records import Change, TenantLimits
 from tenants.storage import changes, connection
@@ -22,6 +22,7 @@ from tests.tenants.conftest import (
     TIMEOUT_SECONDS,
     OpenRoom,
     Room,
+    admit,
     cut_off,
     eventually,
     listening,
@@ -57,7 +58,7 @@ async def test_known_keys_and_prompts_outlive_the_store_and_others_are_unavailab
         assert await room.prompts.get("acme", "law") is not None
         assert await room.prompts.find_by_text("acme", "one") is not None
         with pytest.raises(StoreUnavailable):
-            await room.store.authenticate(key_format.generate())
+            await room.store.authenticate(api_keys.generate())
         with pytest.raises(StoreUnavailable):
             await room.prompts.get("acme", "tax")
         assert await room.store.authenticate("no key at all") is None
@@ -224,7 +225,7 @@ async def test_a_server_that_refuses_writes_is_an_outage_of_writes(
     limited = replace(found, limits=TenantLimits(requests_per_minute=1, tokens_per_minute=100))
     admission = await take(limiter, limited, "r1", 100)
     with pytest.raises(LimitExceeded):
-        await limiter.admit(limited, "r2")
+        await admit(limiter, limited, "r2")
     await limiter.settle(admission, 60)
     await limiter.renew([])
 

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from tenants.limits.limiter import Limiter, Quota
 from tenants.records import TenantLimits
-from tests.tenants.conftest import everything, take
+from tests.tenants.conftest import admit, everything, take
 from tests.tenants.limits.conftest import MakeTenant, age, exceeded
 
 
@@ -123,7 +123,7 @@ async def test_a_request_that_is_not_admitted_takes_nothing(
     await take(limiter, tenant, "r1", 60)
     before = everything(raw)
     for _ in range(20):
-        assert (await exceeded(limiter.admit(tenant, "r2"))).limit == "requests"
+        assert (await exceeded(admit(limiter, tenant, "r2"))).limit == "requests"
     assert everything(raw) == before
 
 
@@ -143,7 +143,7 @@ async def test_a_request_whose_tokens_are_refused_is_counted_and_runs_no_longer(
     last = await take(limiter, tenant, "r3", 40)
     assert last.requests is not None
     assert last.requests.remaining == 0
-    assert (await exceeded(limiter.admit(tenant, "r4"))).limit == "requests"
+    assert (await exceeded(admit(limiter, tenant, "r4"))).limit == "requests"
 
 
 async def test_a_request_that_ends_before_its_tokens_are_known_is_counted_alone(
@@ -151,7 +151,7 @@ async def test_a_request_that_ends_before_its_tokens_are_known_is_counted_alone(
 ) -> None:
     tenant = await make(tokens_per_minute=100, requests_per_minute=3, concurrent_streams=1)
     for number in range(2):
-        await limiter.settle(await limiter.admit(tenant, f"r{number}"), 0)
+        await limiter.settle(await admit(limiter, tenant, f"r{number}"), 0)
     await take(limiter, tenant, "r2", 100)
 
 
@@ -159,8 +159,8 @@ async def test_who_is_refused_hears_of_the_limit_that_lasts_longest(
     limiter: Limiter, make: MakeTenant
 ) -> None:
     tenant = await make(requests_per_minute=1, concurrent_streams=1)
-    first = await limiter.admit(tenant, "r1")
-    assert (await exceeded(limiter.admit(tenant, "r2"))).limit == "requests"
+    first = await admit(limiter, tenant, "r1")
+    assert (await exceeded(admit(limiter, tenant, "r2"))).limit == "requests"
     await limiter.settle(first, 0)
     tenant = replace(tenant, limits=TenantLimits(tokens_per_minute=600, tokens_per_day=1000))
     first = await take(limiter, tenant, "r3", 550)

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from tenants.errors import StoreUnavailable
 from tenants.limits.limiter import Limiter, Quota
 from tenants.records import UNLIMITED, TenantLimits
-from tests.tenants.conftest import Room, everything, take
+from tests.tenants.conftest import Room, admit, everything, reserve, take
 from tests.tenants.limits.conftest import MakeTenant, exceeded
 
 DEFAULTS = TenantLimits(requests_per_minute=3, concurrent_streams=2, sockets=1)
@@ -69,11 +69,11 @@ async def test_a_tenant_without_limits_has_the_services_defaults_and_costs_no_ro
     assert first.requests is not None
     assert (first.requests.limit, first.requests.remaining) == (3, 2)
     await take(limiter, tenant, "r2", 10)
-    error = await exceeded(limiter.admit(tenant, "r3"))
+    error = await exceeded(admit(limiter, tenant, "r3"))
     assert (error.limit, error.retry_after_seconds) == ("streams", 1)
     await limiter.settle(first, 5)
     await take(limiter, tenant, "r3", 10)
-    error = await exceeded(limiter.admit(tenant, "r4"))
+    error = await exceeded(admit(limiter, tenant, "r4"))
     assert error.limit == "requests"
     assert error.retry_after_seconds is not None
     await limiter.open_socket(tenant, "s1")
@@ -92,12 +92,12 @@ async def test_a_tenants_own_limits_go_before_the_defaults(room: Room, make: Mak
     )
     wide = await make("wide", requests_per_minute=5, sockets=2)
     for number in range(10):
-        assert (await limiter.admit(free, f"r{number}")).requests is None
+        assert (await admit(limiter, free, f"r{number}")).requests is None
         await limiter.open_socket(free, f"s{number}")
-    running = [await limiter.admit(wide, f"w{number}") for number in range(2)]
-    assert (await exceeded(limiter.admit(wide, "w2"))).limit == "streams"
+    running = [await admit(limiter, wide, f"w{number}") for number in range(2)]
+    assert (await exceeded(admit(limiter, wide, "w2"))).limit == "streams"
     await limiter.settle(running[0], 0)
-    assert (await limiter.admit(wide, "w2")).requests == Quota(5, 2, pytest.approx(36, abs=2))
+    assert (await admit(limiter, wide, "w2")).requests == Quota(5, 2, pytest.approx(36, abs=2))
     for number in range(2):
         await limiter.open_socket(wide, f"s{number}")
     await exceeded(limiter.open_socket(wide, "s2"))
@@ -109,14 +109,14 @@ async def test_tokens_of_a_deleted_tenant_are_not_charged_to_the_new_one(
     limited = TenantLimits(tokens_per_minute=100)
     old, _ = await room.store.create_tenant("acme", edit=lambda one: replace(one, limits=limited))
     limiter = Limiter(room.redis)
-    admission = await limiter.admit(old, "a")
+    admission = await admit(limiter, old, "a")
     with monkeypatch.context() as patched:  # as in an outage: it was taken here alone
 
         async def away(*_: object) -> object:
             raise StoreUnavailable("away")
 
         patched.setattr(room.redis, "run_script", away)
-        admission = await limiter.reserve(admission, 100)
+        admission = await reserve(limiter, admission, 100)
     await room.store.delete_tenant("acme")
     new, _ = await room.store.create_tenant("acme", edit=lambda one: replace(one, limits=limited))
     await limiter.settle(admission, 100)

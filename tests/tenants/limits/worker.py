@@ -18,6 +18,7 @@ import time
 from tenants.limits.limiter import Limiter, LimitExceeded
 from tenants.records import Tenant, TenantLimits
 from tenants.storage.connection import open_redis
+from tests.tenants.conftest import take
 
 
 async def work(url: str, tenant: Tenant, tokens: int, held: int) -> tuple[int, float, float]:
@@ -27,8 +28,7 @@ async def work(url: str, tenant: Tenant, tokens: int, held: int) -> tuple[int, f
 
     async def use() -> int:
         try:
-            admission = await limiter.admit(tenant, secrets.token_hex(8))
-            admission = await limiter.reserve(admission, tokens)
+            admission = await take(limiter, tenant, secrets.token_hex(8), tokens)
         except LimitExceeded:
             return 0
         await limiter.settle(admission, tokens)
@@ -37,8 +37,7 @@ async def work(url: str, tenant: Tenant, tokens: int, held: int) -> tuple[int, f
     holding = []
     for _ in range(held):
         with contextlib.suppress(LimitExceeded):
-            admission = await limiter.admit(tenant, secrets.token_hex(8))
-            holding.append(await limiter.reserve(admission, tokens))
+            holding.append(await take(limiter, tenant, secrets.token_hex(8), tokens))
     print("holding", flush=True)
     await asyncio.to_thread(sys.stdin.read)
     began = time.time()

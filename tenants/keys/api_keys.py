@@ -1,7 +1,13 @@
-"""A tenant's list of API keys, as a value: what is in it, and what finds it by a key's digest."""
+"""API keys, `pw_<id>.<secret>`, and a tenant's list of them, as values.
+
+The id may be shown and logged, the secret is the holder's alone: the store keeps the key's digest
+under the pepper, see `tenants.at_rest.pepper`, by which it finds the list.
+"""
 
 from __future__ import annotations
 
+import re
+import secrets
 from collections.abc import Iterable
 
 import msgspec
@@ -10,6 +16,21 @@ from tenants import redis_keys
 from tenants.errors import KeyNotFound
 from tenants.records import ApiKey, Tenant
 from tenants.storage.connection import Command
+
+_ID_BYTES = 8
+_SECRET_BYTES = 32
+_API_KEY = re.compile(r"pw_([0-9a-f]{16})\.[A-Za-z0-9_-]{43}")
+
+
+def generate() -> str:
+    """A new key with a secret of 256 random bits."""
+    return f"pw_{secrets.token_hex(_ID_BYTES)}.{secrets.token_urlsafe(_SECRET_BYTES)}"
+
+
+def parse(api_key: str) -> str | None:
+    """The key's id, or `None` for what cannot be a key."""
+    match = _API_KEY.fullmatch(api_key)
+    return match[1] if match else None
 
 
 class Edit(msgspec.Struct, frozen=True):

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from tenants.at_rest import pepper
-from tenants.keys import key_format
+from tenants.keys import api_keys
 
 
 def test_a_key_carries_its_id_and_at_least_128_bits_of_secret() -> None:
-    key = key_format.generate()
-    key_id = key_format.parse(key)
+    key = api_keys.generate()
+    key_id = api_keys.parse(key)
     assert key_id is not None
     prefix, secret = key.split(".")
     assert prefix == f"pw_{key_id}"
@@ -18,8 +18,8 @@ def test_a_key_carries_its_id_and_at_least_128_bits_of_secret() -> None:
 
 
 def test_no_two_keys_are_alike() -> None:
-    keys = [key_format.generate() for _ in range(100)]
-    assert len({key_format.parse(key) for key in keys}) == 100
+    keys = [api_keys.generate() for _ in range(100)]
+    assert len({api_keys.parse(key) for key in keys}) == 100
     assert len({key.partition(".")[2] for key in keys}) == 100
 
 
@@ -40,11 +40,11 @@ def test_no_two_keys_are_alike() -> None:
 )
 def test_what_cannot_be_a_key_is_not_taken_for_one(mangle: object) -> None:
     assert callable(mangle)
-    assert key_format.parse(mangle(key_format.generate())) is None
+    assert api_keys.parse(mangle(api_keys.generate())) is None
 
 
 def test_a_digest_depends_on_key_and_pepper() -> None:
-    key, other = key_format.generate(), key_format.generate()
+    key, other = api_keys.generate(), api_keys.generate()
     digest = pepper.digest(key, b"p" * 32)
     assert len(digest) == 32
     assert pepper.digest(key, b"p" * 32) == digest
