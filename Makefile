@@ -7,6 +7,7 @@ BIN := .venv/bin
 DEPENDENCIES := .venv/.dependencies
 PACKAGE := .venv/.package
 TOOLS := .venv/.tools
+TYPES := .venv/.types
 # Most tests wait, so there may be more of them than cores; those behind `test` compute.
 WORKERS ?= 3
 LONG_WORKERS ?= 2
@@ -27,8 +28,12 @@ develop: setup $(TOOLS)
 serve: setup
 	@exec $(BIN)/partywall serve $(ARGS)
 
-test: lint
-	$(PYTEST) -n $(WORKERS)
+# Types are checked beside the tests, which leave a core idle now and then, and told last.
+test: develop
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	@$(BIN)/mypy > $(TYPES) 2>&1 & types=$$!; $(PYTEST) -n $(WORKERS); status=$$?; \
+	wait $$types || status=$$?; cat $(TYPES); exit $$status
 
 # Behind `test`: what is long, and random examples again, more of them and others. They are drawn from
 # SEED, which is fresh unless it is given: the same one finds the same again.

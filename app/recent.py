@@ -13,10 +13,7 @@ class Recent(Generic[Key, Value]):
     """Values that together weigh at most so much, of which the newest stays whatever it weighs."""
 
     def __init__(
-        self,
-        most: int,
-        weigh: Callable[[Value], int] = lambda _: 1,
-        most_values: int | None = None,
+        self, most: int, weigh: Callable[[Value], int] = lambda _: 1, most_values: int | None = None
     ) -> None:
         self._most = most
         self._weigh = weigh

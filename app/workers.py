@@ -12,10 +12,6 @@ from typing import TypeVar
 Result = TypeVar("Result")
 
 
-def _default_threads() -> int:
-    return max(2, min(4, (os.cpu_count() or 1) // 2))
-
-
 class Workers:
     """Does work in the order in which it comes, each tenant's after the others' that wait.
 
@@ -23,7 +19,7 @@ class Workers:
     """
 
     def __init__(self, threads: int | None = None) -> None:
-        self._threads = threads or _default_threads()
+        self._threads = threads or max(2, min(4, (os.cpu_count() or 1) // 2))
         self._pool = ThreadPoolExecutor(self._threads, thread_name_prefix="worker")
         self._working: Counter[str] = Counter()
         # By tenant, the one whose turn it is first: the starts of what waits.

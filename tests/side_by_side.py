@@ -11,7 +11,7 @@ from xdist.scheduler import LoadFileScheduling
 
 _OF_ONE_SERVICE = {
     f"tests/end_to_end/test_{name}.py"
-    for name in ("choices", "exactness", "failures", "survival", "two_tenants")
+    for name in ("choices", "exactness", "failures", "formats", "survival", "two_tenants")
 }
 """They share the fixture `service`: a second one would take longer to start than most of them."""
 

@@ -338,8 +338,3 @@ def usage_csv(days: Sequence[UsageDay]) -> str:
     columns = list(UsageDay.model_fields)
     lines = [columns, *(list(day.model_dump(mode="json").values()) for day in days)]
     return "".join(",".join(map(str, line)) + "\r\n" for line in lines)
-
-
-def expiry(lifetime_seconds: int | None) -> float | None:
-    """When what is made now ends."""
-    return None if lifetime_seconds is None else time.time() + lifetime_seconds

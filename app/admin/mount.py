@@ -5,7 +5,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
+from copy import copy
+from functools import lru_cache
 from importlib.resources import files
 
 import msgspec
@@ -33,7 +36,7 @@ from app.admin.routes import (
 )
 from app.context import Service
 from app.transport.http import json_response
-from app.transport.openapi import openapi_document
+from app.transport.openapi import JsonObject, openapi_document
 
 __all__ = ["ROUTES", "admin_routes"]
 
@@ -71,19 +74,9 @@ _ROUTERS = [
     *(operators.router, operators.signing_in),
 ]
 ROUTES = [route for router in _ROUTERS for route in router.routes if isinstance(route, AdminRoute)]
-DOCUMENT = openapi_document(
-    ROUTES,
-    tags=_TAGS,
-    security="token",
-    types={"ProblemDocument": ProblemDocument},
-    title="Partywall admin API",
-    version="1",
-    description=_DESCRIPTION,
-    servers=[{"url": PREFIX}],
-)
 for _route in ROUTES:
     if _route.method == "GET":
-        _route.methods.add("HEAD")  # as all of HTTP has it: it is not documented
+        _route.methods.add("HEAD")  # as all of HTTP has it
 
 
 def admin_routes(service: Service, door: Door) -> list[BaseRoute]:
@@ -103,13 +96,30 @@ def admin_routes(service: Service, door: Door) -> list[BaseRoute]:
     return [mount]
 
 
+@lru_cache
+def admin_document() -> JsonObject:
+    """The OpenAPI document, which is made once it is asked for."""
+    documented = [copy(route) for route in ROUTES]
+    for route in documented:
+        route.methods = {route.method}
+    return openapi_document(
+        documented,
+        tags=_TAGS,
+        security="token",
+        types={"ProblemDocument": ProblemDocument},
+        title="Partywall admin API",
+        version="1",
+        description=_DESCRIPTION,
+        servers=[{"url": PREFIX}],
+    )
+
+
 def _docs_routes() -> list[Route]:
     """Those of the OpenAPI document, and of the page that shows it."""
-    text = msgspec.json.encode(DOCUMENT)
     page = (files("app.admin") / "docs.html").read_bytes()
 
     async def openapi(_: Request) -> Response:
-        return json_response(text)
+        return json_response(msgspec.json.encode(await asyncio.to_thread(admin_document)))
 
     async def docs(_: Request) -> Response:
         headers = {"content-security-policy": _POLICY, "referrer-policy": "no-referrer"}

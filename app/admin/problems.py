@@ -11,8 +11,7 @@ from starlette.responses import Response
 
 from app.admin.issuer import IssuerUnavailable
 from app.admin.token import Operator
-from app.wire.errors import ApiError, field_path, shortened
-from app.wire.retry_after import retry_after
+from app.wire.errors import ApiError, field_path, retry_after, shortened
 from engine.api import EngineError, EngineUnavailable, RequestRefused
 from tenants.errors import (
     GroupExists,

@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from tenants.keys.operator_tokens import token_digest
 from tenants.records import is_id
 
 _FILE_NAME = "admin-token.sha256"
@@ -91,11 +92,11 @@ class AdminToken:
     @classmethod
     def of(cls, token: str, created: str | None = None) -> AdminToken:
         """One token, of the operator called `admin`."""
-        return cls({_digest(token): Operator(DEFAULT_HOLDER)}, created)
+        return cls({token_digest(token): Operator(DEFAULT_HOLDER)}, created)
 
     def holder(self, token: str) -> Operator | None:
         """Whose `token` is, in time that does not depend on how much of it is right."""
-        digest = _digest(token)
+        digest = token_digest(token)
         found = None
         for known, operator in self.holders.items():
             if hmac.compare_digest(digest, known):
@@ -120,7 +121,7 @@ def load_admin_token(data_dir: Path, token_file: Path | None) -> AdminToken:
     if path.exists():
         return AdminToken({_read_digest(path): Operator(DEFAULT_HOLDER)})
     token = _PREFIX + secrets.token_urlsafe(_RANDOM_BYTES)
-    write_private(path, _digest(token).hex() + "\n")
+    write_private(path, token_digest(token).hex() + "\n")
     return AdminToken.of(token, created=token)
 
 
@@ -155,11 +156,6 @@ def _read_digest(path: Path) -> bytes:
     return digest
 
 
-def _digest(token: str) -> bytes:
-    # A plain hash is enough for a token that is long and random.
-    return hashlib.sha256(token.encode()).digest()
-
-
 def _parse(words: list[str]) -> tuple[bytes, Operator]:
     """A line of a token file as digest and holder."""
     if len(words) < 2:
@@ -172,6 +168,6 @@ def _parse(words: list[str]) -> tuple[bytes, Operator]:
             "or a name and a token, and behind both any of 'admin', 'read', 'tenant:ID'"
         )
     try:
-        return _digest(token), operator_of(name, roles)
+        return token_digest(token), operator_of(name, roles)
     except ValueError as error:
         raise ValueError(f"admin_token_file: {error}") from None

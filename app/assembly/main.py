@@ -217,7 +217,7 @@ async def drain(service: Service, drain_seconds: float, hurry: asyncio.Event) ->
     )
     for waiting in (finished, hurried):
         waiting.cancel()
-    service.draining.end()
+    service.gate.end()
     await service.responses.suspend()
     # What cannot be suspended ends with the engine.
     await service.engine.close()

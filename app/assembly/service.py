@@ -129,8 +129,7 @@ def _assembled(
         connections=connections,
         metrics=metrics,
         defaults=Defaults(
-            max_tokens=bounds.default_max_output_tokens,
-            lease_seconds=bounds.lease_seconds,
+            max_tokens=bounds.default_max_output_tokens, lease_seconds=bounds.lease_seconds
         ),
         logprob_room=SharedRoom(bounds.max_logprob_bytes),
         grammars=GrammarCheck(workers),
@@ -209,7 +208,7 @@ async def _background(service: Service, webhook: Webhook | None) -> AsyncIterato
             engine_starts=service.warmer.watch_engine,
             connections=service.connections.run,
             notices=notify,
-            leases=service.gate.slots.run,
+            leases=service.gate.keep_slots,
             lease_booking=service.lease_booking.run,
             left_usage=service.left_usage.run,
             running=stores.running.run,

@@ -316,11 +316,7 @@ class Warmer:
         tenant = await self._tenants.get_tenant(owner)
         if tenant.cache == "off":
             raise InvalidField("cache", "is off for this tenant: nothing of it stays in memory")
-        group = None
-        if tenant.share_group is not None:
-            with contextlib.suppress(GroupNotFound, SealError):
-                group = await self._groups.get(tenant.share_group)
-        return Owner.tenant(tenant, group)
+        return Owner.tenant(tenant, await self._groups.of(tenant))
 
 
 def _pin(owner: str, name: str) -> str:

@@ -107,13 +107,7 @@ class StoredCompletions:
         limit = tenant.limits.stored_bytes
         try:
             blob = await self._stored.edit(
-                tenant.id,
-                completion_id,
-                edit,
-                self._ttl_seconds,
-                limit,
-                kept_at,
-                tenant.generation,
+                tenant.id, completion_id, edit, self._ttl_seconds, limit, kept_at, tenant.generation
             )
         except TooLargeToStore as error:
             raise invalid_request(str(error), "metadata") from error
@@ -154,13 +148,7 @@ class StoredCompletions:
         limit = tenant.limits.stored_bytes
         try:
             await self._stored.put(
-                tenant.id,
-                completion_id,
-                content,
-                self._ttl_seconds,
-                limit,
-                at,
-                tenant.generation,
+                tenant.id, completion_id, content, self._ttl_seconds, limit, at, tenant.generation
             )
         except TooLargeToStore as error:
             _log.warning("chat completion %s is not kept: %s", completion_id, error)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
     from app.models.sizes import ModelShape
 
 _GIB = 1 << 30
+_GPU_DRIVERS = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")
+"""Of NVIDIA, of AMD, and of either within Windows."""
 
 
 @settings_command(["cache_dir", "data_dir", "device"])
@@ -58,14 +61,13 @@ def memory_for_models(settings: Settings) -> int:
     """Bytes that weights and KV cache may take: of a GPU where one is used, else of this machine
     or what a container may use of it.
     """
-    import torch
-
     from engine.system.control_groups import available_memory
 
-    if settings.device != "cpu" and torch.cuda.is_available():
-        free, _ = torch.cuda.mem_get_info()
-        return int(free)
-    return available_memory()
+    if settings.device == "cpu" or not any(map(os.path.exists, _GPU_DRIVERS)):
+        return available_memory()
+    import torch  # which takes a second, and much memory for as long as a service runs
+
+    return int(torch.cuda.mem_get_info()[0]) if torch.cuda.is_available() else available_memory()
 
 
 def stronger_models(settings: Settings) -> str:

@@ -10,8 +10,6 @@ from app.assembly.check import Check
 from app.settings import Settings, option_name
 from engine.model.weights import DEFAULT_MODEL, ModelUnavailable, find_model
 
-_MIB = 2**20
-
 
 def check_models(settings: Settings) -> Iterator[Check]:
     """Of the model, and of the draft model if there is to be one; nothing is fetched."""

@@ -19,10 +19,7 @@ ProblemOf = Callable[[Grammar], Awaitable[str | None]]
 
 
 async def answer_grammar(
-    request: GenerationRequest,
-    template: ChatTemplate,
-    asked: Grammar | None,
-    problem_of: ProblemOf,
+    request: GenerationRequest, template: ChatTemplate, asked: Grammar | None, problem_of: ProblemOf
 ) -> Grammar | None:
     """The grammar of the answer, if it has one; `asked` is that of its format.
 

@@ -2,14 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import (
-    AsyncGenerator,
-    AsyncIterator,
-    Awaitable,
-    Callable,
-    Mapping,
-    Sequence,
-)
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -231,7 +224,12 @@ class Generations:
                 principal.tenant.id, request.previous_response_id, on_socket
             )
             prompt = await self.prompts.next_turn(principal, request, previous)
-        return replace(prompt, opened=self.template.reasoning.opened(prompt.ids))
+        frame = self.template.frame(request.template_options)
+        return replace(
+            prompt,
+            opened=self.template.reasoning.opened(prompt.ids),
+            said_tokens=len(prompt.ids) - frame.num_opening,
+        )
 
     def _described(
         self,
@@ -242,7 +240,7 @@ class Generations:
         info: EngineInfo,
     ) -> Prompt:
         """The prompt with what later ones are compared with."""
-        if request.raw is not None:
+        if prompt.said_tokens is None:
             return prompt
         frame = self.template.frame(request.template_options)
         constraint = request.constraint
@@ -257,8 +255,7 @@ class Generations:
             "context": prompt.context,
             "system": prompt.system,
         }
-        said = len(prompt.ids) - frame.num_opening
-        segments = segments_of(principal.tenant, asked, info, said, made_of)
+        segments = segments_of(principal.tenant, asked, info, prompt.said_tokens, made_of)
         return replace(prompt, segments=segments)
 
     async def _held(

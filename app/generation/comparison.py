@@ -10,6 +10,7 @@ import sys
 import time
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import dropwhile, takewhile
 from typing import Final
 
 from msgspec import UNSET
@@ -66,6 +67,8 @@ class Comparison:
     block_size: int = 1
     is_elsewhere: bool = False
     gone: BlockFate | None = None
+    stateless: int = 0
+    """Blocks from there on whose keys are there, and no state behind them."""
 
     def diagnosis(self, prompt_tokens: int, cached_tokens: int) -> CacheDiagnostics:
         """What came of it, once so many tokens were found."""
@@ -95,6 +98,9 @@ class Comparison:
             details.reason = "namespace_changed"
         elif cached_tokens >= self._full(self.kept):
             details.reason = "not_kept"
+        elif self.stateless:
+            details.reason = "no_state"
+            details.keys_tokens = self.stateless * self.block_size
         elif self.gone is None or self.gone.state != "evicted":
             details.reason = "unknown"
         else:
@@ -149,8 +155,9 @@ class Comparisons:
             fates = await self._engine.block_fates(hashes)
         except EngineError:
             return comparison
-        gone = next((fate for fate in fates if fate.state != "present"), None)
-        return replace(comparison, gone=gone)
+        missing = list(dropwhile(lambda fate: fate.state == "present", fates))
+        stateless = len(list(takewhile(lambda fate: fate.state == "no_state", missing)))
+        return replace(comparison, gone=next(iter(missing), None), stateless=stateless)
 
 
 def _hashes(asked: EngineRequest, info: EngineInfo, tokens: int) -> list[bytes]:

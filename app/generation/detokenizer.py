@@ -37,27 +37,21 @@ class Detokenizer:
         self._decoder = _Window(tokenizer, shown) if table is None else _Bytes(table)
         self._sifter = sifter
         self._stops = StopStrings(stop, min_tokens) if stop else None
-        self._emitted: list[str] = []
 
     @property
     def stopped(self) -> bool:
         """Whether a stop string was seen; neither it nor what follows is ever emitted."""
         return self._stops is not None and self._stops.found
 
-    @property
-    def text(self) -> str:
-        """Everything emitted so far."""
-        return "".join(self._emitted)
-
     def push(self, token_ids: Sequence[int]) -> str:
         """Add tokens; returns the text that is safe to show now."""
         if self._stops is None:
-            return self._emit(self._decoded(token_ids))
+            return self._decoded(token_ids)
         ready = ""
         for token_id in token_ids:
             if not self._stops.found:
                 ready += self._stops.push(self._decoded((token_id,)))
-        return self._emit(ready)
+        return ready
 
     def finish(self, *, cut: bool = False) -> str:
         """No more tokens will come, of an answer that may be `cut`; the text that was held back."""
@@ -66,11 +60,7 @@ class Detokenizer:
         rest = self._decoder.finish()
         if self._sifter is not None:
             rest = self._sifter.push(rest) + self._sifter.finish(cut=cut)
-        return self._emit(rest if self._stops is None else self._stops.finish(rest))
-
-    def _emit(self, text: str) -> str:
-        self._emitted.append(text)
-        return text
+        return rest if self._stops is None else self._stops.finish(rest)
 
     def _decoded(self, token_ids: Sequence[int]) -> str:
         text = self._decoder.push(token_ids)

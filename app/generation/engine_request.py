@@ -69,7 +69,9 @@ def engine_request(
         namespaces=_namespaces(principal, prompt, _private_key(tenant, request, prompt)),
         sampling=sampling,
         share=tenant_share(tenant),
-        cache=cache_policy(request.cache, prompt.breakpoint, tenant, defaults.lease_seconds),
+        cache=cache_policy(
+            request.cache, prompt.breakpoint, prompt.said_tokens, tenant, defaults.lease_seconds
+        ),
         num_sequences=candidates.num_sequences,
         beam=candidates.beam,
         priority=_PRIORITIES[request.sampling.tier],

@@ -16,10 +16,8 @@ from typing import Any
 from msgspec import structs
 
 from app.limits.booking import NOTHING, Bill, Booking, SharedHead, Used
-from app.limits.stream_slots import StreamSlots
 from app.observe.metrics import Metrics
-from app.wire.errors import ApiError, shutting_down
-from app.wire.retry_after import duration, retry_headers
+from app.wire.errors import ApiError, duration, retry_headers, shutting_down
 from engine.api import EngineRequest
 from tenants.limits.buckets import request_name
 from tenants.limits.budgets import Budgets, Hold
@@ -29,6 +27,7 @@ from tenants.usage.journal import Slot
 
 WARNING_HEADER = "x-partywall-budget-warning"
 _QUEUE_RETRY_SECONDS = 1.0
+HEARTBEAT_SECONDS = 5.0
 _CODES = {
     "requests": "rate_limit_exceeded",
     "tokens": "rate_limit_exceeded",
@@ -44,7 +43,8 @@ class Gate:
 
     One for each service process; what holds across processes is the limiter's business. Of all
     tenants together `max_queued_requests` wait for their first token, from before any work is done
-    for them. The `slots` of running streams have to be renewed.
+    for them. Whoever dies lets the slots of its streams lapse, and its reservations of budgets:
+    `keep_slots` renews them.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class Gate:
         self._metrics = metrics
         self._max_queued_requests = max_queued_requests
         self._queued: Counter[str] = Counter()
-        self.slots = StreamSlots(limiter, budgets)
+        self.tickets: set[Ticket] = set()
         self._unfinished: set[asyncio.Task[None]] = set()
         self.is_shut = False
         """Whether nobody is let in any more."""
@@ -74,7 +74,7 @@ class Gate:
 
         Each counts from before anything is asked of it: none falls between that and its start.
         """
-        return not self._queued and not self.slots.tickets
+        return not self._queued and not self.tickets
 
     def check(self) -> None:
         """Raise `ApiError` 503 where nobody is let in any more."""
@@ -122,7 +122,7 @@ class Gate:
             Ticket(self, tenant, admission, waits=index == 0)
             for index, admission in enumerate(admissions)
         ]
-        self.slots.tickets.update(tickets)
+        self.tickets.update(tickets)
         return tickets
 
     async def reserve(
@@ -169,6 +169,13 @@ class Gate:
             raise self._refusal(exceeded) from None
         for ticket in tickets:
             ticket.warning = warning
+
+    async def keep_slots(self) -> None:
+        """Renew what the streams that run hold, and open sockets, until cancelled."""
+        while True:
+            await self._limiter.renew([one.admission for one in self.tickets])
+            await self._budgets.renew([one.hold for one in self.tickets if one.hold is not None])
+            await asyncio.sleep(HEARTBEAT_SECONDS)
 
     async def close(self) -> None:
         """Wait until everything that has ended is accounted for."""
@@ -289,7 +296,7 @@ class Ticket:
         """What the limiter knows to be over is over here as well."""
         if not self._settled:
             self._settled = True
-            self._gate.slots.tickets.discard(self)
+            self._gate.tickets.discard(self)
             self._leave_queue()
             self._gate._fewer.set()
 

@@ -29,7 +29,7 @@ from app.limits.auth import tenant_disabled
 from app.wire.errors import ApiError, unauthorized
 from engine.api import EngineUnavailable
 from engine.client import EngineClient
-from tenants.errors import GroupNotFound, SealError, StoreUnavailable, TenantNotFound
+from tenants.errors import SealError, StoreUnavailable, TenantNotFound
 from tenants.groups import ShareGroups
 from tenants.limits.limiter import Limiter, LimitExceeded
 from tenants.records import Change, Principal, Tenant, is_id
@@ -270,10 +270,7 @@ class Connections:
         except SealError as error:
             _log.error("tenant %s is not served: %s", tenant_id, error)
             return _Found(None, {})
-        group = None
-        if tenant.share_group is not None:
-            with contextlib.suppress(GroupNotFound, SealError):
-                group = await self._groups.get(tenant.share_group)
+        group = await self._groups.of(tenant)
         principals = {key.id: Principal(tenant=tenant, key=key, group=group) for key in keys}
         return _Found(tenant, principals)
 

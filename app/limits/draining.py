@@ -22,10 +22,6 @@ class Draining:
         """Whether new work is refused."""
         return self._gate.is_shut
 
-    def check(self) -> None:
-        """Raises `ApiError` 503 where no socket is opened any more."""
-        self._gate.check()
-
     @contextmanager
     def socket(self, leave: Callable[[], None]) -> Iterator[None]:
         """While entered, a socket is open; `leave` asks it to close after its responses' ends."""
@@ -43,10 +39,6 @@ class Draining:
         self._gate.shut()
         for leave in list(self._sockets):
             leave()
-
-    def end(self) -> None:
-        """Start nothing any more, not even what was let in before."""
-        self._gate.end()
 
     async def finished(self) -> None:
         """Wait until every request is over and every socket has left."""

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from app.models.sizes import ModelShape, shape_of, stored_bytes
+from app.models.sizes import ModelShape, shape_of, shape_of_file, stored_bytes
 from engine.model.weights import DEFAULT_MODEL, GGUF_LINK, default_gguf
 
 _LEADS_TO_WEIGHTS = ("*.safetensors", GGUF_LINK)
@@ -45,7 +45,10 @@ def _default(cache_dir: Path) -> Iterator[Found]:
     if gguf is None:
         return
     made = next((one for one in _folders(cache_dir) if one.name.startswith(DEFAULT_MODEL)), None)
-    size, shape = (gguf.stat().st_size, None) if made is None else _sizes(made)
+    if made is None:
+        size, shape = gguf.stat().st_size, shape_of_file(gguf, widens=True)
+    else:
+        size, shape = _sizes(made)
     yield Found(DEFAULT_MODEL, "wheel", size, shape)
 
 
@@ -70,13 +73,17 @@ def _in_hub_cache() -> Iterator[Found]:
 
 def _in_folder(folder: Path) -> Iterator[Found]:
     if folder.is_file() and folder.suffix == ".gguf":
-        yield Found(str(folder.resolve()), "file", folder.stat().st_size, None)
+        yield _file(folder)
         return
     for one in (folder, *_folders(folder)):
         if _is_model(one):
             yield Found(str(one.resolve()), "folder", *_sizes(one))
     for path in sorted(folder.glob("*.gguf")) if folder.is_dir() else ():
-        yield Found(str(path.resolve()), "file", path.stat().st_size, None)
+        yield _file(path)
+
+
+def _file(path: Path) -> Found:
+    return Found(str(path.resolve()), "file", path.stat().st_size, shape_of_file(path))
 
 
 def _folders(folder: Path) -> list[Path]:

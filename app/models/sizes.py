@@ -6,12 +6,15 @@ These are stronger than the default one, may be used freely, and are served as t
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from operator import index
 from pathlib import Path
 from typing import Any
 
-from app.models.stored import StoredWeight, stored_tensors
+from app.models.gguf_header import read_header
+from app.models.stored import GROUP_BITS, StoredWeight, stored_in_file, stored_tensors
+from engine.model.weights import GGUF_ARCHITECTURES
 
 WEIGHT_BITS = {"bfloat16": 16.0, "int8": 8.25, "int4": 5.0}
 """Of a weight in the products of a layer, by `--quantize`, with its part of the scales; in 4 bits a
@@ -25,6 +28,7 @@ _PER_TOKEN = ("num_experts_per_tok", "num_experts_per_token", "moe_k", "moe_topk
 """What configurations call them."""
 _CHAT_TOKENS = 8192
 """What a KV cache should hold: below it, chats end early."""
+_UNTOLD = (OSError, ValueError, KeyError, TypeError, AttributeError, ArithmeticError)
 BESIDE_BYTES = 450 << 20
 """That service and engine take beside weights and KV cache: 0.7 GiB with the default model's."""
 
@@ -99,31 +103,45 @@ def shape_of(folder: Path) -> ModelShape | None:
     try:
         config: dict[str, Any] = json.loads((folder / "config.json").read_bytes())
         config = {**config, **config.get("text_config", {})}
-        heads, hidden = index(config["num_attention_heads"]), index(config["hidden_size"])
-        head_dim = index(config.get("head_dim") or hidden // heads)
-        row = head_dim * index(config["num_hidden_layers"]) * 2
-        tensors = stored_tensors(folder, config.get("quantization_config"))
-        is_tied = bool(config.get("tie_word_embeddings")) or all(
-            one.name != "lm_head.weight" for one in tensors
-        )
-        if is_tied:
-            tensors = [one for one in tensors if one.name != "lm_head.weight"]
-        share, count = _experts_of_a_token(config)
-        experts = [one for one in tensors if one.is_of_experts(count)]
-        if experts and count is None:
-            return None
-        others = [one for one in tensors if one not in experts and not one.name.endswith(_TABLES)]
-        return ModelShape(
-            parameters=sum(one.count for one in tensors),
-            table=index(config["vocab_size"]) * hidden,
-            is_tied=is_tied,
-            kv_row=row * index(config.get("num_key_value_heads") or heads),
-            experts=_together(experts),
-            active_share=share,
-            coded=_together(others),
-        )
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, ArithmeticError):
+        return _shape(config, stored_tensors(folder, config.get("quantization_config")))
+    except _UNTOLD:
         return None
+
+
+def shape_of_file(gguf: Path, widens: bool = False) -> ModelShape | None:
+    """The shape of the model in a GGUF file, as it is served or, if need be, all widened; `None`
+    where it does not tell it."""
+    try:
+        header = read_header(gguf)
+        keeps_codes = header.architecture in GGUF_ARCHITECTURES and not widens
+        return _shape(header.config(), stored_in_file(header, keeps_codes))
+    except _UNTOLD:
+        return None
+
+
+def _shape(config: Mapping[str, Any], tensors: list[StoredWeight]) -> ModelShape | None:
+    heads, hidden = index(config["num_attention_heads"]), index(config["hidden_size"])
+    head_dim = index(config.get("head_dim") or hidden // heads)
+    row = head_dim * index(config["num_hidden_layers"]) * 2
+    is_tied = bool(config.get("tie_word_embeddings")) or all(
+        one.name != "lm_head.weight" for one in tensors
+    )
+    if is_tied:
+        tensors = [one for one in tensors if one.name != "lm_head.weight"]
+    share, count = _experts_of_a_token(config)
+    experts = [one for one in tensors if one.is_of_experts(count)]
+    if experts and count is None:
+        return None
+    others = [one for one in tensors if one not in experts and not one.name.endswith(_TABLES)]
+    return ModelShape(
+        parameters=sum(one.count for one in tensors),
+        table=index(config["vocab_size"]) * hidden,
+        is_tied=is_tied,
+        kv_row=row * index(config.get("num_key_value_heads") or heads),
+        experts=_together(experts),
+        active_share=share,
+        coded=_together(others),
+    )
 
 
 def stored_bytes(folder: Path) -> int:
@@ -132,7 +150,7 @@ def stored_bytes(folder: Path) -> int:
     return sum(file.stat().st_size for file in files if file.exists())
 
 
-def _experts_of_a_token(config: dict[str, Any]) -> tuple[float, int | None]:
+def _experts_of_a_token(config: Mapping[str, Any]) -> tuple[float, int | None]:
     """Which share of a layer's experts a token goes through, and how many there are."""
     count, chosen = (
         next((index(config[name]) for name in names if config.get(name)), None)
@@ -168,16 +186,19 @@ def _known(
     tied: bool,
     kv: int,
     experts: tuple[int, float] = (0, 1.0),
+    expert_bits: float | None = None,
 ) -> KnownModel:
-    of_experts, share = experts
-    table, all_experts = vocab * hidden, Weights(of_experts * 10**6)
+    of_experts, share = experts[0] * 10**6, experts[1]
+    table, all_experts = vocab * hidden, Weights(of_experts)
+    if expert_bits is not None:
+        all_experts = Weights(of_experts, of_experts, of_experts * expert_bits)
     shape = ModelShape(millions * 10**6, table, tied, 2 * kv, all_experts, share)
     return KnownModel(name, license, shape)
 
 
 # Parameters in millions, vocabulary, hidden size, whether the head is tied, and layers times KV
 # heads times their dimensions: from the configurations on the hub. Of experts: their parameters in
-# millions, and the part of them that a token goes through.
+# millions, and the part of them that a token goes through; the bits of each where all are in codes.
 KNOWN = (
     _known("HuggingFaceTB/SmolLM2-360M-Instruct", "Apache 2.0", 362, 49152, 960, True, 32 * 5 * 64),
     _known("Qwen/Qwen3-0.6B", "Apache 2.0", 596, 151936, 1024, True, 28 * 8 * 128),
@@ -189,6 +210,10 @@ KNOWN = (
     ),
     _known("Qwen/Qwen3-8B", "Apache 2.0", 8191, 151936, 4096, False, 36 * 8 * 128),
     _known("Qwen/Qwen3-14B", "Apache 2.0", 14768, 151936, 5120, False, 40 * 8 * 128),
+    _known(
+        *("openai/gpt-oss-20b", "Apache 2.0", 20915, 201088, 2880, False),
+        *(24 * 8 * 64, (19117, 4 / 32), GROUP_BITS[4]),
+    ),
     _known(
         *("Qwen/Qwen3-30B-A3B-Instruct-2507", "Apache 2.0", 30532, 151936, 2048, False),
         *(48 * 4 * 128, (28991, 8 / 128)),

@@ -11,19 +11,31 @@ from operator import index
 from pathlib import Path
 from typing import Any, Final
 
+from app.models.gguf_header import GgufHeader
 from engine.model.weights import GGUF_INDEX
 
 _MOST_HEADER_BYTES = 100_000_000
 """As the format has it."""
-_GROUP_BITS: Final = {4: 5.0, 8: 9.0}
+GROUP_BITS: Final = {4: 5.0, 8: 9.0}
 """Of a weight in codes of so many bits, with its part of the scale and the minimum of 32."""
 _ROUTER_BITS: Final = 32.0
 _ROUTER: Final = re.compile(r".*\.(gate|router)(\.\w+)?\.weight")
 _FOUR_BITS: Final = ("Q4_0", "Q4_1", "Q4_K", "MXFP4")
 _PLAIN: Final = ("F32", "F16", "BF16")
 """GGUF's names of types."""
-_BESIDE: Final = ("scales", "qzeros", "g_idx")
-_METHODS: Final = ("gptq", "awq", "mxfp4")
+_FACTORS: Final = "rope_freqs.weight"
+"""A tensor of a file that is no parameter."""
+_IN_WORDS: Final = (".qweight", ".weight_packed")
+_BESIDE: Final = (
+    "scales",
+    "qzeros",
+    "g_idx",
+    "_scale",
+    "_scale_inv",
+    "_zero_point",
+    "weight_shape",
+)
+_METHODS: Final = ("gptq", "awq", "mxfp4", "fp8", "compressed-tensors")
 """What is known here of quantized checkpoints."""
 
 
@@ -48,19 +60,41 @@ def stored_tensors(folder: Path, quantization: Mapping[str, Any] | None) -> list
     cannot be read, or codes are of a method that is not known here."""
     if (folder / GGUF_INDEX).exists():
         weights = json.loads((folder / GGUF_INDEX).read_bytes())
-        return [_of_gguf(name, stored) for name, stored in weights.items()]
+        return [
+            _of_gguf(name, stored.get("kind", "F32"), stored["shape"])
+            for name, stored in weights.items()
+        ]
     method = None if quantization is None else quantization["quant_method"]
     if method is not None and method not in _METHODS:
         raise ValueError(f"codes of {method}")
-    bits = index((quantization or {}).get("bits", 4))
+    bits = 16 if quantization is None else _bits(quantization)
     found = [
-        _of_folder(name, tensor["shape"], bits)
+        _of_folder(name, tensor, bits)
         for name, tensor in _headers(folder)
         if method is None or not name.endswith(_BESIDE)
     ]
     if not found:
         raise ValueError("no weights")
     return found
+
+
+def stored_in_file(header: GgufHeader, keeps_codes: bool) -> list[StoredWeight]:
+    """Of a GGUF file that is served in its codes, or widened. Raises `ValueError` for codes that
+    are not known here."""
+    from gguf import GGMLQuantizationType  # it takes a while, and few lists need it
+
+    def kind(number: int) -> str:
+        return GGMLQuantizationType(number).name if keeps_codes else "BF16"
+
+    found = (one for one in header.tensors if one.name != _FACTORS)
+    return [_of_gguf(one.name, kind(one.kind), one.shape) for one in found]
+
+
+def _bits(quantization: Mapping[str, Any]) -> int:
+    """Of all that is packed into words."""
+    schemes = (quantization.get("config_groups") or {}).values()
+    (bits,) = {scheme["weights"]["num_bits"] for scheme in schemes} or {quantization.get("bits", 4)}
+    return index(bits)
 
 
 def _headers(folder: Path) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -72,20 +106,21 @@ def _headers(folder: Path) -> Iterator[tuple[str, dict[str, Any]]]:
         yield from header.items()
 
 
-def _of_folder(name: str, shape: list[int], bits: int) -> StoredWeight:
-    count = index(math.prod(shape))
+def _of_folder(name: str, tensor: Mapping[str, Any], bits: int) -> StoredWeight:
+    count = index(math.prod(tensor["shape"]))
     if name.endswith("_blocks"):  # two codes a byte
-        return StoredWeight(name, 2 * count, _GROUP_BITS[4])
-    if name.endswith(".qweight"):  # in words of 32 bits
-        return StoredWeight(name, count * 32 // bits, _GROUP_BITS[bits])
-    return _plain(name, shape)
+        return StoredWeight(name, 2 * count, GROUP_BITS[4])
+    if name.endswith(_IN_WORDS):  # of 32 bits
+        return StoredWeight(name, count * 32 // bits, GROUP_BITS[bits])
+    if tensor["dtype"] == "I8":
+        return StoredWeight(name, count, GROUP_BITS[8])
+    return _plain(name, tensor["shape"])  # floats of 8 bits are widened
 
 
-def _of_gguf(name: str, stored: Mapping[str, Any]) -> StoredWeight:
-    kind, count = stored.get("kind", "F32"), index(math.prod(stored["shape"]))
+def _of_gguf(name: str, kind: str, shape: list[int]) -> StoredWeight:
     if kind in _PLAIN:
-        return _plain(name, stored["shape"])
-    return StoredWeight(name, count, _GROUP_BITS[4 if kind in _FOUR_BITS else 8])
+        return _plain(name, shape)
+    return StoredWeight(name, math.prod(shape), GROUP_BITS[4 if kind in _FOUR_BITS else 8])
 
 
 def _plain(name: str, shape: list[int]) -> StoredWeight:

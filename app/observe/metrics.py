@@ -33,9 +33,7 @@ class Metrics:
             "limited", "Requests refused because their tenant has reached this limit.", "limit"
         )
         self.loop_failures = self._counter(
-            "loop_failures",
-            "Failures of a background loop, which was then started again.",
-            "loop",
+            "loop_failures", "Failures of a background loop, which was then started again.", "loop"
         )
         self._tasks = self._gauge("asyncio_tasks", "Tasks of the event loop.")
         self.streams_running = self._gauge("streams_running", "Requests at the engine now.")

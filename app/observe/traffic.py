@@ -14,11 +14,7 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Final, Generic, TypeVar
 
-from prometheus_client.metrics_core import (
-    CounterMetricFamily,
-    HistogramMetricFamily,
-    Metric,
-)
+from prometheus_client.metrics_core import CounterMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 

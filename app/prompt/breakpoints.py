@@ -31,10 +31,7 @@ def rendered_before(
         return None
     message = messages[index]
     text, characters = message["content"], message["breakpoint"]
-    marked: Message = {
-        **message,
-        "content": f"{text[:characters]}{_SENTINEL}{text[characters:]}",
-    }
+    marked: Message = {**message, "content": f"{text[:characters]}{_SENTINEL}{text[characters:]}"}
     before, found, _ = render([*messages[:index], marked, *messages[index + 1 :]]).partition(
         _SENTINEL
     )

@@ -304,10 +304,7 @@ class ChatTemplate:
         ids = [
             await self.prompt_ids(
                 tenant,
-                [
-                    {"role": "system", "content": system + ending},
-                    {"role": "user", "content": user},
-                ],
+                [{"role": "system", "content": system + ending}, {"role": "user", "content": user}],
                 "instructions",
             )
             for ending, user in zip(endings, users, strict=True)

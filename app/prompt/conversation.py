@@ -35,7 +35,8 @@ class Prompt:
     belongs to, and `origin` the registered prompt that it is under. At `starts` later requests of
     the conversation have begun, and at `asides` lies what earlier answers have reasoned. `tools`
     tells which functions it describes. `opened` says how it begins the answer. So many of its ids
-    lie before its last `breakpoint`. Where there is to be no answer, `said` are the ids of what is
+    lie before its last `breakpoint`, and `said_tokens` before the beginning of an answer, which the
+    next turn may write otherwise. Where there is to be no answer, `said` are the ids of what is
     said, without the beginning of one. `context` tells what of the conversation was summed up or
     left out, and `segments` what later prompts are compared with.
     """
@@ -51,6 +52,7 @@ class Prompt:
     asides: list[Aside] = field(default_factory=list)
     opened: Opened | None = None
     breakpoint: int | None = None
+    said_tokens: int | None = None
     said: list[int] | None = None
     context: bytes = b""
     segments: Segments | None = None
@@ -263,10 +265,7 @@ class PromptBuilder:
             breakpoint=await self._template.breakpoint(tenant.id, ids, left, render),
             said=await ask(left, opens=False) if request.max_tokens == 0 else None,
             context=_context(
-                tenant,
-                b"",
-                [*request.earlier.items, *request.items],
-                len(messages) - len(left),
+                tenant, b"", [*request.earlier.items, *request.items], len(messages) - len(left)
             ),
         )
 

@@ -67,10 +67,7 @@ class ToolStyle:
         return () if self.form is None else self.form.markers
 
     def rendered(
-        self,
-        messages: Sequence[Message],
-        functions: Sequence[Function],
-        mark: Mark,
+        self, messages: Sequence[Message], functions: Sequence[Function], mark: Mark
     ) -> tuple[list[dict[str, Any]], list[dict[str, Any]] | None]:
         """Messages and functions as the template takes them, all that people wrote marked."""
         if not self.native:

@@ -6,13 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from app.wire.prompt_cache import (
-    DEFAULT_TTL,
-    CacheBreakpoint,
-    CacheOptions,
-    Retention,
-    Ttl,
-)
+from app.wire.prompt_cache import DEFAULT_TTL, CacheBreakpoint, CacheOptions, Retention, Ttl
 from engine.api import NOTHING_CACHED, CachePolicy
 from tenants.records import Tenant
 
@@ -38,9 +32,7 @@ class CacheWish:
 
 
 def cache_wish(
-    options: CacheOptions | None,
-    retention: Retention | None,
-    marks: Sequence[CacheBreakpoint],
+    options: CacheOptions | None, retention: Retention | None, marks: Sequence[CacheBreakpoint]
 ) -> CacheWish:
     """What the fields of a request ask for; `marks` are its breakpoints, in order.
 
@@ -58,16 +50,21 @@ def cache_wish(
 
 
 def cache_policy(
-    wish: CacheWish, breakpoint: int | None, tenant: Tenant, default_lease_seconds: float
+    wish: CacheWish,
+    breakpoint: int | None,
+    said_tokens: int | None,
+    tenant: Tenant,
+    default_lease_seconds: float,
 ) -> CachePolicy:
     """What the engine reads and writes, and for how long that is leased, of a prompt whose last
-    breakpoint lies behind so many tokens, if it has one.
+    breakpoint lies behind so many tokens, if it has one, as what is said in it does.
     """
     if tenant.cache == "off" or (wish.explicit and not breakpoint):
         return NOTHING_CACHED
     return CachePolicy(
         lease_s=lease_seconds(wish, tenant, default_lease_seconds),
         up_to=breakpoint if wish.explicit else None,
+        ends=tuple(one for one in (breakpoint, said_tokens) if one),
     )
 
 

@@ -19,12 +19,7 @@ from app.responses.parse import conversation, wish_of
 from app.responses.render import usage_of
 from app.wire.common import SamplingFields
 from app.wire.errors import invalid_request
-from app.wire.events import (
-    CompactedMessage,
-    CompactedResource,
-    Compaction,
-    InputPart,
-)
+from app.wire.events import CompactedMessage, CompactedResource, Compaction, InputPart
 from app.wire.items import CompactionItem, MessageItem
 from app.wire.responses import CompactBody
 from tenants.records import Principal

@@ -18,12 +18,7 @@ import msgspec
 
 from app.late_writes import LateWrites
 from app.recent import Recent
-from app.wire.errors import (
-    ApiError,
-    conversation_locked,
-    conversation_not_found,
-    invalid_request,
-)
+from app.wire.errors import ApiError, conversation_locked, conversation_not_found, invalid_request
 from tenants.at_rest.records import decoded
 from tenants.errors import StoreConflict, StoreUnavailable, TooLargeToStore
 from tenants.records import Change, Tenant
@@ -178,11 +173,7 @@ class ConversationStore:
             raise conversation_not_found(conversation_id)
 
     async def append(
-        self,
-        tenant: Tenant,
-        conversation_id: str,
-        items: Sequence[KeptItem],
-        end_user: str | None,
+        self, tenant: Tenant, conversation_id: str, items: Sequence[KeptItem], end_user: str | None
     ) -> None:
         """Add what was said, later where the store is down; nothing to one that was deleted."""
         key = tenant.id, conversation_id
@@ -215,12 +206,7 @@ class ConversationStore:
 
         limit = tenant.limits.stored_bytes
         blob = await self._stored.edit(
-            tenant_id,
-            conversation_id,
-            edit,
-            self._ttl_seconds,
-            limit,
-            generation=tenant.generation,
+            tenant_id, conversation_id, edit, self._ttl_seconds, limit, generation=tenant.generation
         )
         if blob is None:
             self._known.drop(key)

@@ -25,13 +25,7 @@ from app.request.template_options import TemplateOptions
 from app.wire.errors import invalid_request
 from app.wire.events import AppliedCacheOptions, ResponseResource
 from app.wire.functions import FunctionCall, Message
-from app.wire.items import (
-    CompactionItem,
-    ItemReference,
-    MessageItem,
-    ReasoningItem,
-    ResolvedItem,
-)
+from app.wire.items import CompactionItem, ItemReference, MessageItem, ReasoningItem, ResolvedItem
 from app.wire.prompt_cache import DEFAULT_TTL, CacheBreakpoint, marked_parts, with_breakpoint
 from app.wire.responses import LOGPROBS, CompactBody, CreateBody
 from app.wire.tools import (

@@ -238,8 +238,7 @@ def usage_of(generation: Generation) -> Usage:
     return Usage(
         input_tokens=prompt,
         input_tokens_details=InputTokensDetails(
-            cached_tokens=generation.cached_tokens,
-            cache_write_tokens=generation.cache_write_tokens,
+            cached_tokens=generation.cached_tokens, cache_write_tokens=generation.cache_write_tokens
         ),
         output_tokens=output,
         output_tokens_details=OutputTokensDetails(reasoning_tokens=generation.reasoning_tokens),

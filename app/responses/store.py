@@ -36,11 +36,7 @@ from tenants.stored.running import RunningResponses
 _log = logging.getLogger(__name__)
 _POLL_SECONDS = 0.02
 _LOST = ResponseFailure(code="response_lost", message="The process that ran the response is gone.")
-_HAS_FAILED: dict[str, object] = {
-    "status": "failed",
-    "error": _LOST,
-    "incomplete_details": None,
-}
+_HAS_FAILED: dict[str, object] = {"status": "failed", "error": _LOST, "incomplete_details": None}
 _IS_INTERRUPTED: dict[str, object] = {
     "status": "incomplete",
     "incomplete_details": {"reason": "service_restart"},

@@ -5,6 +5,7 @@ A socket is not in it, as OpenAPI has no words for one; its messages are bodies 
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import re
 from collections.abc import Iterable, Mapping
@@ -257,25 +258,18 @@ _SAYS: Mapping[str, Mapping[Endpoint, Says]] = {
         tokens.tokenize: Says(Tokens, TokenizeBody),
         tokens.detokenize: Says(Text, DetokenizeBody),
     },
-    "Models": {
-        models.list_models: Says(Models),
-        models.get_model: Says(Model),
-    },
+    "Models": {models.list_models: Says(Models), models.get_model: Says(Model)},
     "Prompts": {prompts.list_prompts: Says(List, query=PageOfPrompts)},
-    _PROBES: {
-        ops.healthz: Says(State),
-        ops.readyz: Says(State),
-        ops.version: Says(Version),
-    },
+    _PROBES: {ops.healthz: Says(State), ops.readyz: Says(State), ops.version: Says(Version)},
 }
 
 
 def openapi_endpoint(served: Iterable[tuple[str, str, Endpoint]]) -> Endpoint:
-    """What answers with the document of `served`."""
-    document = msgspec.json.encode(public_document(served))
+    """What answers with the document of `served`, which is made once it is asked for."""
+    document = cache(lambda: msgspec.json.encode(public_document(served)))
 
     async def openapi(_: Request) -> ASGIApp:
-        return json_response(document)
+        return json_response(await asyncio.to_thread(document))
 
     return openapi
 

@@ -37,16 +37,11 @@ async def responses_socket(socket: WebSocket, outlived: Outlived | None = None) 
     """Serve one socket for its whole life; or until what it depends on has ended."""
     service: Service = socket.app.state.service
     serving = OpenSocket(
-        socket,
-        service.responses,
-        service.draining,
-        service.workers,
-        service.intake,
-        service.bounds,
+        socket, service.responses, service.draining, service.workers, service.intake, service.bounds
     )
     accepted = False
     try:
-        service.draining.check()
+        service.gate.check()
         check_origin(socket, service.bounds.page_origins)
         principal = await authenticate(service.stores.tenants, socket)
         _count_messages(socket, service.intake.body(principal.tenant.id))

@@ -67,7 +67,7 @@ _ENDPOINTS: dict[str, list[tuple[str, str, Endpoint]]] = {
     ],
 }
 """Methods, paths and endpoints, by what their refusals are counted as."""
-_openapi = openapi_endpoint(one for endpoints in _ENDPOINTS.values() for one in endpoints)
+_openapi = openapi_endpoint([one for endpoints in _ENDPOINTS.values() for one in endpoints])
 
 
 def tenant_routes() -> list[BaseRoute]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from pydantic import ByteSize, Field, model_validator
 
 from app.settings.kinds import AutoSize, Count, Location, Seconds, Section, of_engine
-from engine.blocks.eviction_policy import Eviction
+from engine.blocks.eviction.policy import Eviction
 from engine.config import (
     Device,
     Dtype,

@@ -7,8 +7,8 @@ from typing import get_args
 
 from pydantic import ByteSize
 
+from app.settings import Settings, option_name
 from app.settings.kinds import AUTO
-from app.settings.tree import Settings, option_name
 
 
 def default_text(field: str) -> str:

@@ -16,8 +16,7 @@ from app.transport.bounds import INLINE_BYTES, Bounds
 from app.transport.http import body_too_large
 from app.wire.bounded_json import decode_json
 from app.wire.common import EffortWish, Model, parse
-from app.wire.errors import ApiError
-from app.wire.retry_after import retry_after
+from app.wire.errors import ApiError, retry_after
 from app.workers import Workers
 from tenants.records import Principal
 

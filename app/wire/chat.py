@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import UNSET, UnsetType
-from pydantic import AfterValidator, Discriminator, Field, Tag, model_validator
+from pydantic import AfterValidator, Field, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
 from app.wire.common import (
@@ -26,18 +26,13 @@ from app.wire.common import (
     Tier,
     Verbosity,
     Wire,
-    type_tag,
+    at_most,
+    by_type,
 )
 from app.wire.events import EncodedLogprob, Sent
 from app.wire.formats import ResponseFormat, StructuredOutputs
 from app.wire.prompt_cache import CacheOptions, MarkedText, Retention
-from app.wire.tools import (
-    MAX_FUNCTIONS,
-    CallId,
-    ChatToolChoice,
-    ChatTools,
-    FunctionName,
-)
+from app.wire.tools import MAX_FUNCTIONS, CallId, ChatToolChoice, ChatTools, FunctionName
 
 MAX_SEQUENCES = 16
 """Lines of one request, sampled or searched, at most."""
@@ -53,15 +48,10 @@ class ChatTextPart(MarkedText):
 
 Part = Annotated[
     Annotated[ChatTextPart, Tag("@text")],
-    Discriminator(
-        type_tag,
-        custom_error_type="unsupported_value",
-        custom_error_message="only text is served, no images, files or audio: parts of type text",
-    ),
+    by_type("only text is served, no images, files or audio: parts of type text"),
 ]
 
-
-Content = TextOr[Annotated[list[Part], Field(fail_fast=True, max_length=MAX_ITEMS)]]
+Content = TextOr[Annotated[list[Part], at_most(MAX_ITEMS)]]
 
 
 class CalledFunction(Wire):
@@ -100,9 +90,7 @@ class ChatMessage(Wire):
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Content | None = None
-    tool_calls: (
-        Annotated[list[ToolCall], Field(fail_fast=True, max_length=MAX_FUNCTIONS)] | None
-    ) = None
+    tool_calls: Annotated[list[ToolCall], at_most(MAX_FUNCTIONS)] | None = None
     tool_call_id: CallId | None = None
     name: Identifier | None = None
     reasoning_content: str | None = None
@@ -150,9 +138,7 @@ class ChatBody(SamplingFields):
     """
 
     model: Identifier
-    messages: Annotated[
-        list[ChatMessage], Field(fail_fast=True, min_length=1, max_length=MAX_ITEMS)
-    ]
+    messages: Annotated[list[ChatMessage], at_most(MAX_ITEMS, least=1)]
     max_tokens: Annotated[int, Field(ge=1)] | None = None
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
     logprobs: bool | None = None

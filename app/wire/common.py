@@ -6,7 +6,7 @@ is declared as `Declined`, with the values that ask for nothing; any other value
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property
 from itertools import islice
 from typing import Annotated, Any, ClassVar, Final, Literal, TypeVar
@@ -145,6 +145,16 @@ def type_tag(value: Any, default: str | None = None) -> str:
     """The tag of a value by its `type`; tags do not show in error paths."""
     is_object = isinstance(value, dict)
     return f"@{value.get('type', default) if is_object else getattr(value, 'type', default)}"
+
+
+def by_type(message: str, tag: Callable[[Any], str] = type_tag) -> Discriminator:
+    """What tells values by their `tag`, and says `message` of one that has none of those known."""
+    return Discriminator(tag, custom_error_type="unsupported_value", custom_error_message=message)
+
+
+def at_most(count: int, *, least: int | None = None) -> Any:
+    """Of a list: how many members it may have. The first bad one is all that is told."""
+    return Field(fail_fast=True, min_length=least, max_length=count)
 
 
 def text_or_list(value: Any) -> str:

@@ -10,13 +10,13 @@ from pydantic import Discriminator, Field, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
 from app.wire.chat import MAX_SEQUENCES, ChatStreamOptions, ChatUsage, FinishReason
-from app.wire.common import Declining, Identifier, PromptLogprobsField, SamplingFields
+from app.wire.common import Declining, Identifier, PromptLogprobsField, SamplingFields, at_most
 from app.wire.events import Sent
 
 MAX_PROMPTS = 128
 """Prompts of one request."""
 _TokenIds = Annotated[list[Annotated[int, Field(ge=0)]], Field(fail_fast=True, min_length=1)]
-_several = Field(min_length=1, max_length=MAX_PROMPTS, fail_fast=True)
+_several = at_most(MAX_PROMPTS, least=1)
 
 
 def _prompt_tag(value: Any) -> str:

@@ -7,19 +7,46 @@ docs/protocol.md lists the codes, by status.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
 from pydantic import ValidationError
 
-from app.wire.retry_after import retry_after
 from engine.api import EngineUnavailable, RequestRefused
 from tenants.store import StoreUnavailable
 
+_SOON_SECONDS = 1
+"""What keeps a request from being served has passed by then, mostly."""
 _RESTART_SECONDS = 5
 _MAX_CHARACTERS = 1000
 _LAST_CHARACTERS = 200
+
+
+def retry_after(seconds: float = _SOON_SECONDS) -> dict[str, str]:
+    """When to try again: in whole seconds, as HTTP has it (RFC 9110, section 10.2.3)."""
+    return {"retry-after": str(math.ceil(seconds))}
+
+
+def retry_headers(seconds: float | None) -> dict[str, str]:
+    """The same with the milliseconds that OpenAI's clients read; `None`: waiting is in vain."""
+    if seconds is None:
+        return {"x-should-retry": "false"}
+    milliseconds = max(1, math.ceil(seconds * 1000))
+    return retry_after(milliseconds / 1000) | {"retry-after-ms": str(milliseconds)}
+
+
+def duration(seconds: float) -> str:
+    """A time as limits' headers carry it: `20ms`, `1.5s`, `6m0s`, `1h0m0s`."""
+    milliseconds = math.ceil(max(0.0, seconds) * 1000)
+    if milliseconds < 1000:
+        return f"{milliseconds}ms"
+    if milliseconds < 60_000:
+        return f"{milliseconds / 1000:g}s"
+    minutes, rest = divmod(math.ceil(milliseconds / 1000), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}h{minutes}m{rest}s" if hours else f"{minutes}m{rest}s"
 
 
 def shortened(text: str) -> str:
@@ -62,12 +89,7 @@ class ApiError(Exception):
 
     def detail(self) -> dict[str, str | None]:
         """The inner error object, the same in every shape."""
-        return {
-            "message": self.message,
-            "type": self.type,
-            "param": self.param,
-            "code": self.code,
-        }
+        return {"message": self.message, "type": self.type, "param": self.param, "code": self.code}
 
     def body(self) -> dict[str, Any]:
         """The body of an HTTP response, and the data of a chat completion's error chunk."""

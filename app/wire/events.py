@@ -256,57 +256,55 @@ class ItemEvent(Event, kw_only=True):
     item: OutputItem
 
 
-class PartEvent(Event, kw_only=True):
+class _OfItem(Event, kw_only=True):
+    """Something within an output item."""
+
+    item_id: str
+    output_index: int = 0
+
+
+class _OfPart(_OfItem, kw_only=True):
+    """Something within a content part."""
+
+    content_index: int = 0
+
+
+class PartEvent(_OfPart, kw_only=True):
     """A content part began or ended."""
 
     type: Literal["response.content_part.added", "response.content_part.done"]
-    item_id: str
-    output_index: int = 0
-    content_index: int = 0
     part: TextPart | ReasoningText
 
 
-class TextDelta(Event, kw_only=True):
+class TextDelta(_OfPart, kw_only=True):
     """More text."""
 
     type: Literal["response.output_text.delta"] = "response.output_text.delta"
-    item_id: str
-    output_index: int = 0
-    content_index: int = 0
     delta: str
     logprobs: list[EncodedLogprob] = []
     obfuscation: str | UnsetType = UNSET
 
 
-class TextDone(Event, kw_only=True):
+class TextDone(_OfPart, kw_only=True):
     """The text is whole."""
 
     type: Literal["response.output_text.done"] = "response.output_text.done"
-    item_id: str
-    output_index: int = 0
-    content_index: int = 0
     text: str
     logprobs: list[EncodedLogprob] = []
 
 
-class ReasoningDelta(Event, kw_only=True):
+class ReasoningDelta(_OfPart, kw_only=True):
     """More of what the model reasons."""
 
     type: Literal["response.reasoning_text.delta"] = "response.reasoning_text.delta"
-    item_id: str
-    output_index: int
-    content_index: int = 0
     delta: str
     obfuscation: str | UnsetType = UNSET
 
 
-class ReasoningDone(Event, kw_only=True):
+class ReasoningDone(_OfPart, kw_only=True):
     """The reasoning is whole."""
 
     type: Literal["response.reasoning_text.done"] = "response.reasoning_text.done"
-    item_id: str
-    output_index: int
-    content_index: int = 0
     text: str
 
 
@@ -316,24 +314,20 @@ def padding(text: str) -> str:
     return secrets.token_hex(_PADDED_BYTES // 2)[:missing]
 
 
-class ArgumentsDelta(Event, kw_only=True):
+class ArgumentsDelta(_OfItem, kw_only=True):
     """More of a call's arguments."""
 
     type: Literal["response.function_call_arguments.delta"] = (
         "response.function_call_arguments.delta"
     )
-    item_id: str
-    output_index: int
     delta: str
     obfuscation: str | UnsetType = UNSET
 
 
-class ArgumentsDone(Event, kw_only=True):
+class ArgumentsDone(_OfItem, kw_only=True):
     """A call's arguments are whole."""
 
     type: Literal["response.function_call_arguments.done"] = "response.function_call_arguments.done"
-    item_id: str
-    output_index: int
     name: str
     arguments: str
 

@@ -11,10 +11,10 @@ from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Literal
 
 import msgspec
-from pydantic import BeforeValidator, Discriminator, Field, StringConstraints, Tag, model_validator
+from pydantic import BeforeValidator, Field, StringConstraints, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
-from app.wire.common import Declined, DeclinedFlag, Wire, type_tag
+from app.wire.common import Declined, DeclinedFlag, Wire, at_most, by_type
 from engine.api import Grammar
 from engine.grammar.lark import Tag as StructureTag
 from engine.grammar.lark import tag_grammar
@@ -37,12 +37,8 @@ class StructuralTags(Wire):
     """
 
     type: Literal["structural_tag"]
-    structures: Annotated[
-        list[Structure], Field(fail_fast=True, min_length=1, max_length=_MOST_STRUCTURES)
-    ]
-    triggers: Annotated[
-        list[_Text], Field(fail_fast=True, min_length=1, max_length=_MOST_STRUCTURES)
-    ]
+    structures: Annotated[list[Structure], at_most(_MOST_STRUCTURES, least=1)]
+    triggers: Annotated[list[_Text], at_most(_MOST_STRUCTURES, least=1)]
     format: Declined = None
 
     @model_validator(mode="after")
@@ -110,7 +106,7 @@ def _of_tags(structures: StructuralTags) -> Grammar:
 _ANY_OBJECT = Grammar(kind="json_schema", source='{"type":"object"}')
 _MOST_CHOICES = 1024
 
-Choices = Annotated[list[str], Field(fail_fast=True, min_length=1, max_length=_MOST_CHOICES)]
+Choices = Annotated[list[str], at_most(_MOST_CHOICES, least=1)]
 SchemaName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
 JsonSchema = dict[str, Any]
 
@@ -170,12 +166,8 @@ class ChoiceFormat(Wire):
     choice: Choices
 
 
-_of_kind = Discriminator(
-    type_tag,
-    custom_error_type="unsupported_value",
-    custom_error_message=(
-        "formats are text, json_object, json_schema, regex, grammar, choice and structural_tag"
-    ),
+_of_kind = by_type(
+    "formats are text, json_object, json_schema, regex, grammar, choice and structural_tag"
 )
 _Shared = (
     Annotated[FreeText, Tag("@text")]

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Discriminator, Field, Tag
+from pydantic import Field, Tag
 
 from app.wire.common import (
     MAX_ITEMS,
@@ -16,6 +16,8 @@ from app.wire.common import (
     Metadata,
     TextOr,
     Wire,
+    at_most,
+    by_type,
     type_tag,
 )
 from app.wire.prompt_cache import MarkedText
@@ -42,13 +44,8 @@ class OutputText(Wire):
 
 Part = Annotated[
     Annotated[InputText, Tag("@input_text")] | Annotated[OutputText, Tag("@output_text")],
-    Discriminator(
-        type_tag,
-        custom_error_type="unsupported_value",
-        custom_error_message=(
-            "only text is served, no images, files or audio: parts of type input_text and "
-            "output_text"
-        ),
+    by_type(
+        "only text is served, no images, files or audio: parts of type input_text and output_text"
     ),
 ]
 
@@ -58,7 +55,7 @@ class MessageItem(Wire):
 
     type: Literal["message"] = "message"
     role: Literal["user", "assistant", "system", "developer"]
-    content: TextOr[Annotated[list[Part], Field(fail_fast=True, max_length=MAX_ITEMS)]]
+    content: TextOr[Annotated[list[Part], at_most(MAX_ITEMS)]]
     id: Identifier | None = None
     status: Literal["in_progress", "completed", "incomplete"] | None = None
     phase: Literal["commentary", "final_answer"] | None = None
@@ -92,9 +89,7 @@ class ReasoningItem(Wire):
     type: Literal["reasoning"]
     id: Identifier | None = None
     summary: Annotated[list[dict[str, Any]], Field(fail_fast=True)] | None = None
-    content: Annotated[list[ReasoningPart], Field(fail_fast=True, max_length=MAX_ITEMS)] | None = (
-        None
-    )
+    content: Annotated[list[ReasoningPart], at_most(MAX_ITEMS)] | None = None
     encrypted_content: str | None = None
     status: Literal["in_progress", "completed", "incomplete"] | None = None
 
@@ -117,13 +112,10 @@ def _item_tag(value: Any) -> str:
     return type_tag(value, "message")
 
 
-_item = Discriminator(
-    _item_tag,
-    custom_error_type="unsupported_value",
-    custom_error_message=(
-        "only items of type message, function_call, function_call_output, reasoning, compaction "
-        "and item_reference are served"
-    ),
+_item = by_type(
+    "only items of type message, function_call, function_call_output, reasoning, compaction and "
+    "item_reference are served",
+    tag=_item_tag,
 )
 _Resolved = (
     Annotated[MessageItem, Tag("@message")]
@@ -142,14 +134,12 @@ class ResolvedInput(Wire):
     item: ResolvedItem
 
 
-Input = TextOr[Annotated[list[InputItem], Field(fail_fast=True, max_length=MAX_ITEMS)]]
-CompactInput = TextOr[
-    Annotated[list[ResolvedItem], Field(fail_fast=True, min_length=1, max_length=MAX_ITEMS)]
-]
+Input = TextOr[Annotated[list[InputItem], at_most(MAX_ITEMS)]]
+CompactInput = TextOr[Annotated[list[ResolvedItem], at_most(MAX_ITEMS, least=1)]]
 MAX_NEW_ITEMS = 20
 """Items that are added to a conversation at once, at most, as OpenAI has it."""
 
-NewItems = Annotated[list[ResolvedItem], Field(fail_fast=True, max_length=MAX_NEW_ITEMS)]
+NewItems = Annotated[list[ResolvedItem], at_most(MAX_NEW_ITEMS)]
 
 
 class ConversationBody(Wire):
@@ -168,9 +158,7 @@ class MetadataBody(Wire):
 class ItemsBody(Wire):
     """The body of `POST /v1/conversations/{conversation_id}/items`."""
 
-    items: Annotated[
-        list[ResolvedItem], Field(fail_fast=True, min_length=1, max_length=MAX_NEW_ITEMS)
-    ]
+    items: Annotated[list[ResolvedItem], at_most(MAX_NEW_ITEMS, least=1)]
 
 
 class KeptItems(Wire):

@@ -85,6 +85,7 @@ MissReason = Literal[
 """What OpenAI calls the differences between two requests."""
 OwnReason = Literal[
     "evicted",
+    "no_state",
     "end_user_changed",
     "namespace_changed",
     "prefix_shorter_than_block",
@@ -96,13 +97,15 @@ OwnReason = Literal[
 
 class CacheDetails(msgspec.Struct, kw_only=True):
     """What nobody else tells: all that differs from the request compared with, and why less was
-    found than both have in common. Evicted blocks were so at a Unix time, by whatever it was.
+    found than both have in common. Evicted blocks were so at a Unix time, by whatever it was; of
+    some tokens keys may be there, and no state.
     """
 
     changed: list[MissReason] = []
     reason: OwnReason | UnsetType = UNSET
     evicted_at: int | UnsetType = UNSET
     evicted_by: Loss | UnsetType = UNSET
+    keys_tokens: int | UnsetType = UNSET
 
 
 class CacheHit(msgspec.Struct, kw_only=True, tag_field="type", tag="cache_hit"):

@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from app.wire.chat import ChatMessage
-from app.wire.common import MAX_ITEMS, Declining, Identifier, TemplateKwargs, Wire
+from app.wire.common import MAX_ITEMS, Declining, Identifier, TemplateKwargs, Wire, at_most
 
 
 class TokenizeBody(Wire):
@@ -19,10 +19,7 @@ class TokenizeBody(Wire):
 
     model: Identifier | None = None
     prompt: str | None = None
-    messages: (
-        Annotated[list[ChatMessage], Field(fail_fast=True, min_length=1, max_length=MAX_ITEMS)]
-        | None
-    ) = None
+    messages: Annotated[list[ChatMessage], at_most(MAX_ITEMS, least=1)] | None = None
     add_special_tokens: bool = True
     add_generation_prompt: Annotated[Any, Declining(True)] = None
     chat_template_kwargs: TemplateKwargs = None

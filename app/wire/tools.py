@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Discriminator, Field, PrivateAttr, StringConstraints, Tag
+from pydantic import AfterValidator, Field, PrivateAttr, StringConstraints, Tag
 from pydantic_core import PydanticCustomError
 
 from app.wire.bounded_json import is_too_deep
-from app.wire.common import Declined, DeclinedFlag, TextOr, Wire, type_tag
+from app.wire.common import Declined, DeclinedFlag, TextOr, Wire, at_most, by_type, type_tag
 from app.wire.errors import invalid_request
 from app.wire.functions import Function, Tools
 from app.wire.prompt_cache import MarkedText
@@ -77,19 +77,11 @@ class ChatTool(Wire):
     function: FunctionFields
 
 
-_tool = Discriminator(
-    type_tag,
-    custom_error_type="unsupported_value",
-    custom_error_message="only tools of type function are served",
-)
-Functions = Annotated[
-    list[Annotated[Annotated[FunctionTool, Tag("@function")], _tool]],
-    Field(fail_fast=True, max_length=MAX_FUNCTIONS),
-]
-ChatTools = Annotated[
-    list[Annotated[Annotated[ChatTool, Tag("@function")], _tool]],
-    Field(fail_fast=True, max_length=MAX_FUNCTIONS),
-]
+_tool = by_type("only tools of type function are served")
+_all = at_most(MAX_FUNCTIONS)
+
+Functions = Annotated[list[Annotated[Annotated[FunctionTool, Tag("@function")], _tool]], _all]
+ChatTools = Annotated[list[Annotated[Annotated[ChatTool, Tag("@function")], _tool]], _all]
 
 
 class NamedFunction(Wire):
@@ -123,16 +115,12 @@ class AllowedTools(Wire):
 
     type: Literal["allowed_tools"]
     mode: Mode
-    tools: Annotated[
-        list[NamedFunction], Field(fail_fast=True, min_length=1, max_length=MAX_FUNCTIONS)
-    ]
+    tools: Annotated[list[NamedFunction], at_most(MAX_FUNCTIONS, least=1)]
 
 
 class _ChatAllowed(Wire):
     mode: Mode
-    tools: Annotated[
-        list[ChatNamedFunction], Field(fail_fast=True, min_length=1, max_length=MAX_FUNCTIONS)
-    ]
+    tools: Annotated[list[ChatNamedFunction], at_most(MAX_FUNCTIONS, least=1)]
 
 
 class ChatAllowedTools(Wire):
@@ -153,10 +141,8 @@ class ChatAllowedTools(Wire):
 
 
 _Word = Annotated[Literal["none", "auto", "required"], Tag("@text")]
-_choice = Discriminator(
-    _word_or_type,
-    custom_error_type="unsupported_value",
-    custom_error_message='it is "none", "auto", "required", a function or allowed_tools',
+_choice = by_type(
+    'it is "none", "auto", "required", a function or allowed_tools', tag=_word_or_type
 )
 ToolChoice = Annotated[
     _Word
@@ -197,7 +183,7 @@ class FunctionCallOutputItem(Wire):
 
     type: Literal["function_call_output"]
     call_id: CallId
-    output: TextOr[Annotated[list[ResultText], Field(fail_fast=True, max_length=MAX_FUNCTIONS)]]
+    output: TextOr[Annotated[list[ResultText], _all]]
     id: CallId | None = None
     status: Literal["in_progress", "completed", "incomplete"] | None = None
     name: str | None = None

@@ -9,11 +9,13 @@ import signal
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import date
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import httpx
 import msgspec
 import pytest
+import uvicorn.server
 from openai import AsyncOpenAI, OpenAI
 from starlette.applications import Starlette
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
@@ -169,6 +171,21 @@ def limits() -> Bounds:
 def _settings() -> Settings:
     """Those of every server here: to read them takes as long as all else that a world needs."""
     return load_settings()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _servers_end_without_a_pause() -> Iterator[None]:
+    """uvicorn gives connections a tenth of a second to end before it looks: where a thousand tests
+    end a server each, and hardly one has a connection left, that is minutes.
+    """
+
+    async def soon(seconds: float) -> None:
+        await asyncio.sleep(seconds / 50)
+
+    with pytest.MonkeyPatch.context() as patch:
+        names = vars(asyncio) | {"sleep": soon}
+        patch.setattr(uvicorn.server, "asyncio", SimpleNamespace(**names))
+        yield
 
 
 @contextlib.asynccontextmanager

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 
 from transformers import PreTrainedTokenizerBase
 
-from engine.api import EngineRequest, TokenDelta
+from engine.api import EVERYTHING, EngineRequest, Kind, TokenDelta
 from engine.config import EngineConfig
 from engine.sequences.plan import Sampled, StepPlan
 from engine.serve.core import EngineCore
@@ -41,11 +41,13 @@ class PooledEngine(LocalEngine):
         tokenizer: PreTrainedTokenizerBase,
         num_blocks: int = NUM_BLOCKS,
         num_host_blocks: int = 0,
+        kinds: tuple[Kind, ...] = (EVERYTHING,),
     ) -> None:
         super().__init__(self._core)
         self.tokenizer = tokenizer
         self._num_blocks = num_blocks
         self._num_host_blocks = num_host_blocks
+        self._kinds = kinds
         self.cores: list[EngineCore] = []
         self.requests: list[EngineRequest] = []
         self.forgotten: list[str] = []
@@ -85,7 +87,11 @@ class PooledEngine(LocalEngine):
             max_running_requests=64,
             recovery="swap" if self._num_host_blocks else "auto",
         )
-        sizes = (self._num_blocks, BLOCK_SIZE, self._num_host_blocks)
-        info = simulated_core(*sizes[:2], num_host_blocks=sizes[2]).info
-        self.cores.append(EngineCore(config, info, PrintableRunner(*sizes)))
+        blocks, host_blocks = self._num_blocks, self._num_host_blocks
+        simulated = simulated_core(
+            blocks, BLOCK_SIZE, num_host_blocks=host_blocks, kinds=self._kinds
+        )
+        info, size = simulated.info, sum(kind.pages for kind in self._kinds)
+        runner = PrintableRunner(blocks * size, BLOCK_SIZE, host_blocks * info.block_pages)
+        self.cores.append(EngineCore(config, info, runner))
         return self.cores[-1]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from array import array
-from collections.abc import AsyncIterator, Generator, Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -188,15 +188,13 @@ async def test_no_word_of_a_session_is_in_the_store_or_on_its_disk(
 async def test_the_search_would_find_what_was_not_encrypted(
     world: World, store: EmbeddedStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    Steps = Generator[None, None, bytes]
     opened = Sealer._open
 
-    def in_clear(_: Sealer, content: bytes, __: tuple[str, ...]) -> Steps:
-        yield from ()
-        return content
+    def in_clear(_: Sealer, content: bytes, __: tuple[str, ...]) -> Iterator[bytes]:
+        yield content
 
-    def either(sealer: Sealer, record: bytes, place: tuple[str, ...]) -> Steps:
-        return (yield from (opened if is_sealed(record) else in_clear)(sealer, record, place))
+    def either(sealer: Sealer, record: bytes, place: tuple[str, ...]) -> Iterator[bytes]:
+        return (opened if is_sealed(record) else in_clear)(sealer, record, place)
 
     monkeypatch.setattr(Sealer, "_seal", in_clear)
     monkeypatch.setattr(Sealer, "_open", either)

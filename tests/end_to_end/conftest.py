@@ -12,6 +12,7 @@ from transformers import PreTrainedTokenizerBase as Tokenizer
 
 from bench.common.service import Service, running_service
 from engine.model.weights import DEFAULT_MODEL, resolve_model
+from tests.bench.conftest import save_model
 from tests.effort import scaled
 
 SYSTEM = "You are a terse assistant. Answer in one short sentence, and never apologise. " * 4
@@ -33,6 +34,12 @@ def tokenizer(model_folder: Path) -> Tokenizer:
 @pytest.fixture(scope="session")
 def reference(model_folder: Path) -> PreTrainedModel:
     return AutoModelForCausalLM.from_pretrained(model_folder, dtype=torch.float32).eval()
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Random weights behind the same tokenizer, where it is all one what is said."""
+    return save_model(tmp_path_factory.mktemp("model") / "tiny", hidden_size=32, num_layers=1)
 
 
 @pytest.fixture(

@@ -282,6 +282,21 @@ def test_listing_tenants_loads_no_model_library(service: Started, folder: Path) 
     subprocess.run([sys.executable, "-c", code], check=True, env=environment, timeout=60)
 
 
+@pytest.mark.skipif(Path("/dev/nvidiactl").exists(), reason="the first line asks torch of the GPU")
+def test_a_service_has_torch_in_its_engine_alone_and_no_compiler(service: Started) -> None:
+    processes = psutil.Process(service.process.pid), *psutil.Process(service.process.pid).children()
+    maps = {
+        process.cmdline()[2]: Path(f"/proc/{process.pid}/maps").read_text()
+        for process in processes
+        if process.cmdline()[1] == "-m"
+    }
+    assert {name: "libtorch" in mapped for name, mapped in maps.items()} == {
+        "app.cli": False,
+        "engine.assembly.process": True,
+    }
+    assert not any("libtriton" in mapped for mapped in maps.values())
+
+
 def test_stopping_interrupts_a_running_stream_and_leaves_a_store_that_starts_again(
     service: Started, partywall: CommandLine, folder: Path
 ) -> None:

@@ -122,8 +122,11 @@ def text_in(events: list[dict[str, Any]]) -> str:
     return "".join(deltas_in(events))
 
 
-async def test_what_was_answered_just_before_a_kill_is_billed(tmp_path: Path) -> None:
-    first = start(tmp_path)
+async def test_what_was_answered_just_before_a_kill_is_billed(
+    tmp_path: Path, tiny_model: Path
+) -> None:
+    options = "--model", str(tiny_model)
+    first = start(tmp_path, *options)
     try:
         key, token = first.ready["api_key"], first.ready["admin_token"]
         body = {"input": "Count to 9.", "ignore_eos": True, "max_output_tokens": 12}
@@ -135,7 +138,7 @@ async def test_what_was_answered_just_before_a_kill_is_billed(tmp_path: Path) ->
         first.process.wait()
     used = answer.raise_for_status().json()["usage"]
     billed = {"requests": 1, "prompt_tokens": used["input_tokens"], "output_tokens": 12}
-    second = start(tmp_path)
+    second = start(tmp_path, *options)
     try:
         await until(lambda: usage_of(second, token) == billed)
     finally:
@@ -145,7 +148,7 @@ async def test_what_was_answered_just_before_a_kill_is_billed(tmp_path: Path) ->
 async def test_a_stream_goes_on_after_a_restart_and_is_billed_once(tmp_path: Path) -> None:
     options = ["--dtype", "float32", "--drain-seconds", "0.01"]
     creation = {"type": "response.create", "input": "Count to 90.", "temperature": 0}
-    creation |= {"ignore_eos": True, "max_output_tokens": 150}
+    creation |= {"ignore_eos": True, "max_output_tokens": 90}
     # In two namespaces: the first answer drafts nothing for the second one, which takes its time.
     whole, interrupted = ({**creation, "safety_identifier": user} for user in ("ann", "bob"))
     first = start(tmp_path, *options)
@@ -178,10 +181,10 @@ async def test_a_stream_goes_on_after_a_restart_and_is_billed_once(tmp_path: Pat
         assert numbers == sorted(set(numbers))
         assert text_in(heard) == text_in(undisturbed)
         assert text_of(rest[-1]["response"]) == text_in(heard)
-        assert rest[-1]["response"]["usage"]["output_tokens"] == 150
+        assert rest[-1]["response"]["usage"]["output_tokens"] == 90
         prompt_tokens = rest[-1]["response"]["usage"]["input_tokens"]
-        billed = {"requests": 2, "prompt_tokens": 2 * prompt_tokens, "output_tokens": 300}
-        await until(lambda: usage_of(second, token)["output_tokens"] >= 300)
+        billed = {"requests": 2, "prompt_tokens": 2 * prompt_tokens, "output_tokens": 180}
+        await until(lambda: usage_of(second, token)["output_tokens"] >= 180)
         assert usage_of(second, token) == billed
     finally:
         second.stop()

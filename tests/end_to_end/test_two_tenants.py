@@ -83,10 +83,11 @@ async def test_both_streams_are_right_and_only_the_groups_prompt_is_shared(
         assert cached_tokens(answer) == shared
 
     # The same question of users of the same name: nothing is found of the other tenant's.
+    expected = right(SAME)
     for name in TENANTS:
         cold = await turn(service, keys[name], SAME, safety_identifier="bob")
         again = await turn(service, keys[name], SAME, safety_identifier="bob")
-        assert text_of(cold) == text_of(again) == right(SAME)
+        assert text_of(cold) == text_of(again) == expected
         assert cached_tokens(cold) == shared
         assert cached_tokens(again) == again["usage"]["input_tokens"] - 1
 

@@ -9,18 +9,10 @@ from msgspec.structs import replace
 from pydantic import BaseModel, ConfigDict, Field
 from typing_extensions import TypedDict
 
-from app.admin.documents import (
-    WHOLE,
-    YEAR_SECONDS,
-    Document,
-    KeyDocument,
-    Lifetime,
-    Name,
-    expiry,
-)
+from app.admin.documents import WHOLE, YEAR_SECONDS, Document, KeyDocument, Lifetime, Name
 from app.admin.parameters import Asking, IfMatch, InBody, KeyInPath, Served, TenantId
 from app.admin.route import operations
-from tenants.records import ApiKey
+from tenants.records import ApiKey, end_of
 
 router = operations("API keys", "/tenants/{tenant}/keys")
 
@@ -71,7 +63,7 @@ async def create_key(
 ) -> CreatedKey:
     """Create an API key."""
     key, api_key = await service.stores.tenants.create_key(
-        tenant, body.name, expires_at=expiry(body.expires_in_seconds), actor=by.name
+        tenant, body.name, expires_at=end_of(body.expires_in_seconds), actor=by.name
     )
     return CreatedKey.of(key, api_key=api_key)
 
@@ -105,7 +97,7 @@ async def update_key(
         new = replace(old, name=body.get("name", old.name))
         if "expires_in_seconds" not in body:
             return new
-        return replace(new, expires_at=expiry(body["expires_in_seconds"]))
+        return replace(new, expires_at=end_of(body["expires_in_seconds"]))
 
     tenants = service.stores.tenants
     return KeyDocument.of(await tenants.update_key(tenant, key, edit, actor=by.name))

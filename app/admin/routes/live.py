@@ -112,11 +112,7 @@ async def show_live(service: Served) -> Live:
         routing=None if fleet is None else _routing(fleet),
         tenants=[
             LiveTenant.of(
-                stats,
-                id=one,
-                queued=stats.waiting,
-                sockets=here.sockets,
-                streams=here.streams,
+                stats, id=one, queued=stats.waiting, sockets=here.sockets, streams=here.streams
             )
             for one in sorted(connected.keys() | known.keys())
             for here, stats in [(connected.get(one, _NOBODY), known.get(one, _IDLE))]

@@ -10,12 +10,12 @@ from http import HTTPStatus
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from app.admin.documents import Document, Id, Lifetime, Name, TokenDocument, expiry
+from app.admin.documents import Document, Id, Lifetime, Name, TokenDocument
 from app.admin.parameters import Asking, Entry, InBody, Served, TokenInPath
 from app.admin.problems import Problem
 from app.admin.route import NEEDS_NO_TOKEN, may_be, operations
 from app.admin.token import OF_ITSELF
-from tenants.records import TokenRole
+from tenants.records import TokenRole, end_of
 
 router = operations("Admin tokens")
 signing_in = operations("Signing in")
@@ -50,11 +50,7 @@ class TokenList(Document):
 async def create_token(body: InBody[NewToken], service: Served, by: Asking) -> CreatedToken:
     """Create an admin token."""
     token, shown = await service.stores.operator_tokens.create(
-        body.name,
-        body.role,
-        body.tenant,
-        expires_at=expiry(body.expires_in_seconds),
-        actor=by.name,
+        body.name, body.role, body.tenant, expires_at=end_of(body.expires_in_seconds), actor=by.name
     )
     return CreatedToken.of(token, admin_token=shown)
 

@@ -92,12 +92,20 @@ class WallBreak(Document):
 
     token: int = Field(description="So many were found.")
     reason: Literal[
-        "prompt_ends", "prefix_shorter_than_block", "not_asked", "evicted", "not_used", "unknown"
+        "prompt_ends",
+        "prefix_shorter_than_block",
+        "not_asked",
+        "evicted",
+        "not_used",
+        "no_state",
+        "unknown",
     ] = Field(
         description="All was found, but for a part of a block; it is less than a block; nothing "
         "was asked of the cache; the next block was evicted; it was there, but computed again all "
-        "the same; or it was never there, or long ago."
+        "the same; its keys were there, but no state behind them; or it was never there, or long "
+        "ago."
     )
+    keys_tokens: int = Field(description="Whose keys were there behind that, without a state.")
     evicted_by: Loss | None
     evicted_at: int | None = Field(description="Unix time.")
 
@@ -187,6 +195,7 @@ def _break(broke: ChainBreak, now: float) -> WallBreak:
     return WallBreak(
         token=broke.tokens,
         reason=broke.why,
+        keys_tokens=broke.keys_tokens,
         evicted_by=broke.evicted_by,
         evicted_at=int(now - broke.seconds_ago) if broke.why == "evicted" else None,
     )
@@ -200,11 +209,7 @@ class _FrameResponse(Response):
     def __init__(self, service: Service, watch: _Watch, first: bytes) -> None:
         super().__init__()
         self._stream = EventStream(
-            watch.frames(first),
-            watch.end,
-            service.bounds,
-            media_type=_MEDIA_TYPE,
-            comment=_NOTHING,
+            watch.frames(first), watch.end, service.bounds, media_type=_MEDIA_TYPE, comment=_NOTHING
         )
         self._watch = watch
 

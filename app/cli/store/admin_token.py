@@ -7,15 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from app.cli.printing import AsJson, show_line, show_rows
-from app.cli.store.store import (
-    Confirmed,
-    Lifetime,
-    actor,
-    confirm,
-    end_of,
-    store_command,
-    with_stores,
-)
+from app.cli.store.store import Confirmed, Lifetime, actor, confirm, store_command, with_stores
 
 if TYPE_CHECKING:
     from tenants.records import OperatorToken
@@ -37,6 +29,8 @@ def create(
     **given: Any,
 ) -> None:
     """Create an admin token, which cannot be read again."""
+    from tenants.records import end_of
+
     end = end_of(expires_in_seconds)
     token, shown = with_stores(
         given,

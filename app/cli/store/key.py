@@ -14,7 +14,6 @@ from app.cli.store.store import (
     TenantId,
     actor,
     confirm,
-    end_of,
     store_command,
     with_stores,
 )
@@ -38,10 +37,11 @@ def create(
     **given: Any,
 ) -> None:
     """Create one more API key, which cannot be read again."""
+    from tenants.records import end_of
+
     end = end_of(expires_in_seconds)
     key, api_key = with_stores(
-        given,
-        lambda stores: stores.tenants.create_key(tenant, name, expires_at=end, actor=actor()),
+        given, lambda stores: stores.tenants.create_key(tenant, name, expires_at=end, actor=actor())
     )
     _print_new(key, api_key, as_json)
 
@@ -64,8 +64,7 @@ def rotate(
 ) -> None:
     """Replace an API key by a new one of the same name."""
     new, api_key = with_stores(
-        given,
-        lambda stores: stores.tenants.rotate_key(tenant, key, overlap_seconds, actor=actor()),
+        given, lambda stores: stores.tenants.rotate_key(tenant, key, overlap_seconds, actor=actor())
     )
     _print_new(new, api_key, as_json)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import getpass
 import os
-import time
 from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
@@ -77,11 +76,6 @@ def actor() -> str:
         return f"cli:{getpass.getuser()}"
     except (KeyError, OSError):  # no name, as in a container with a user of its own
         return f"cli:{os.getuid()}"
-
-
-def end_of(lifetime_seconds: int | None) -> float | None:
-    """When what is made now ends, in seconds since 1970; `None`: never."""
-    return None if lifetime_seconds is None else time.time() + lifetime_seconds
 
 
 def confirm(question: str, confirmed: bool) -> None:

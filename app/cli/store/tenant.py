@@ -134,10 +134,7 @@ def set_(
 
 @store_command(app, "rotate-key")
 def rotate_key(
-    tenant: TenantId,
-    overlap_seconds: Overlap = 0,
-    as_json: AsJson = False,
-    **given: Any,
+    tenant: TenantId, overlap_seconds: Overlap = 0, as_json: AsJson = False, **given: Any
 ) -> None:
     """Print a new API key. The newest old one ends now, or after --overlap-seconds."""
     _, api_key = with_stores(

@@ -49,10 +49,7 @@ class Turns:
     _replicas: dict[int, _Heard] = field(default_factory=dict)
 
     def observe(
-        self,
-        replica: int,
-        tenants: Mapping[str, TenantStats],
-        gone: Collection[str] | None = None,
+        self, replica: int, tenants: Mapping[str, TenantStats], gone: Collection[str] | None = None
     ) -> dict[str, float]:
         """A replica has said this of those that have changed; others are as before, but for those
         that are `gone` (`None`: for all). Returns what the others have served its live tenants.

@@ -135,10 +135,6 @@ class Follower:
         self._last = -1
 
     def _tell(
-        self,
-        stored: Sequence[bytes] = (),
-        removed: Sequence[bytes] = (),
-        *,
-        cleared: bool = False,
+        self, stored: Sequence[bytes] = (), removed: Sequence[bytes] = (), *, cleared: bool = False
     ) -> None:
         self._tell_blocks(Blocks([*stored], [*removed], cleared, self._told_at, self.num_gaps))

@@ -1,11 +1,11 @@
 // Cells as a picture: a pixel each in a small one, of which the rows that changed are enlarged.
 
-import { FINDABLE, HELD, LEASED, ON_DISK, PINNED } from "./frames.js";
+import { FINDABLE, HELD, LEASED, ON_DISK, PINNED, STATE } from "./frames.js";
 
 // What a cell is, in a word; the last that applies. Each has a colour of its name in style.css.
-export const KINDS = ["free", "cached", "leased", "in-use", "shared", "pinned", "on-disk"];
+export const KINDS = ["free", "cached", "leased", "state", "in-use", "shared", "pinned", "on-disk"];
 
-const [FREE, CACHED, LEASE, IN_USE, SHARED, PIN, DISK] = KINDS.keys();
+const [FREE, CACHED, LEASE, CHECKPOINT, IN_USE, SHARED, PIN, DISK] = KINDS.keys();
 const SMALLEST = 2;
 const LARGEST = 22;
 const TALL = 560; // CSS pixels, where cells of at least SMALLEST allow it
@@ -17,6 +17,7 @@ export function kindOf(cells, cell) {
   if (state & ON_DISK) return DISK;
   if (state & PINNED) return PIN;
   if (state & HELD) return cells.references[cell] > 1 ? SHARED : IN_USE;
+  if (state & STATE) return CHECKPOINT;
   if (state & LEASED) return LEASE;
   return state & FINDABLE ? CACHED : FREE;
 }

@@ -21,6 +21,7 @@ const CAUSES = {
 const REASONS = {
   prompt_ends: () => "all of the prompt that can be found was",
   prefix_shorter_than_block: () => "the prompt is shorter than a block",
+  no_state: ({ keys_tokens: tokens }) => `the keys of ${number(tokens)} more were there, but no state behind them`,
   not_asked: () => "it asks nothing of the cache",
   not_used: () => "the next block was there, but had to be computed, or that was faster",
   unknown: () => "the next block was never seen, or evicted long ago",

@@ -2,7 +2,7 @@
 
 import { Disk } from "./disk.js";
 import { entry, put, rest } from "./dom.js";
-import { Cells, FINDABLE, HELD, LEASED, framesOf } from "./frames.js";
+import { Cells, FINDABLE, HELD, LEASED, STATE, framesOf } from "./frames.js";
 import { KINDS, Picture, kindOf } from "./picture.js";
 import { Replicas } from "./replicas.js";
 import { Requests } from "./requests.js";
@@ -195,7 +195,9 @@ class Wall {
     const legend = picture.byOwner
       ? owners.slice(0, MOST_OWNERS).map(([name, count, index]) => entry(name || "nobody", picture.cssOf(index), count.toLocaleString("en")))
       : KINDS.map((kind, index) => entry(kind.replace("-", " "), `var(--${kind})`, kinds[index].toLocaleString("en")));
-    if (!picture.byOwner) legend.at(-1).hidden = this.disk.count === 0;
+    if (!picture.byOwner) {
+      for (const rare of ["state", "on-disk"]) legend[KINDS.indexOf(rare)].hidden = kinds[KINDS.indexOf(rare)] === 0;
+    }
     this.part(".legend").replaceChildren(...legend);
     this.offer(owners);
     put(this.part(".summary"), summary(this.cells, kinds, owners));
@@ -222,13 +224,15 @@ function inWords(cells, cell) {
   if (state & HELD) facts.push(`held by ${cells.references[cell]}`);
   facts.push(state & FINDABLE ? "can be found by its hash" : "not full yet, or not cached");
   if (state & LEASED && !facts.includes("leased")) facts.push("leased");
+  if (state & STATE && !facts.includes("state")) facts.push("a state");
   const seconds = Math.floor((performance.now() - cells.changed[cell]) / 1000);
   const owner = cells.owners[cells.owner[cell]];
   return `${name} of ${owner || "nobody"}: ${facts.join(", ")}; seen unchanged for ${seconds} s.`;
 }
 
 function summary(cells, kinds, owners) {
-  const counts = KINDS.slice(0, -1).map((kind, index) => `${kinds[index]} ${kind.replace("-", " ")}`);
+  const told = KINDS.slice(0, -1).filter((kind, index) => kind !== "state" || kinds[index] > 0);
+  const counts = told.map((kind) => `${kinds[KINDS.indexOf(kind)]} ${kind.replace("-", " ")}`);
   const shown = owners.filter(([, count]) => count > 0).slice(0, MOST_OWNERS);
   const parts = shown.map(([name, count]) => `${name || "nobody"} ${count}`);
   const slots = cells.numSlots ? ` and ${cells.numSlots} host slots` : "";

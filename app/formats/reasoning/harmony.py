@@ -47,10 +47,12 @@ class Harmony:
 
     def preamble(self, _: str, spell: Spell) -> str:
         """See `ReasoningFormat`."""
-        channel, message, end, start = map(spell, (CHANNEL, MESSAGE, _END, START))
+        marks = CHANNEL, MESSAGE, CONSTRAIN, _END, START
+        channel, message, constrain, end, start = map(spell, marks)
         analysis = f'{channel} "analysis" {message} THOUGHT {end} {start} "{_ROLE}"'
+        final = f'{channel} "final" (" "? {constrain} "json")? {message}'
         thought = f"THOUGHT: {lacking(*_ENDS, CALL)}"
-        return f'preamble: ({analysis})? ({channel} "final" {message})?\n{thought}'
+        return f"preamble: ({analysis})? ({final})?\n{thought}"
 
 
 def _header(source: Source) -> Reading[str | None]:

@@ -14,9 +14,9 @@ import pytest
 import redis
 from websockets.asyncio.client import connect
 
-from app.limits import stream_slots
+from app.limits import admission
 from app.transport.bounds import Bounds
-from tenants.keys import key_format
+from tenants.keys import api_keys
 from tenants.records import Change
 from tenants.storage import changes
 from tests.app.conftest import ADMIN_TOKEN, MODEL, World, eventually, living
@@ -41,7 +41,7 @@ async def world(
     server: Server, engine: ScriptedEngine, limits: Bounds, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[World]:
     """Every look at a tenant goes to the store: what works without it was known before."""
-    monkeypatch.setattr(stream_slots, "HEARTBEAT_SECONDS", 0.2)
+    monkeypatch.setattr(admission, "HEARTBEAT_SECONDS", 0.2)
     async with living(engine, limits, server.url, cache_seconds=0) as world:
         yield world
 
@@ -122,7 +122,7 @@ async def test_known_tenants_chat_on_and_everything_is_back_by_itself(
     server.start()
     await back(http)
     assert (await http.post("/v1/responses", json=RESPONSE, headers=unknown)).status_code == 200
-    wrong = {"authorization": f"Bearer {key_format.generate()}"}
+    wrong = {"authorization": f"Bearer {api_keys.generate()}"}
     assert (await http.post("/v1/responses", json=RESPONSE, headers=wrong)).status_code == 401
 
 

@@ -14,8 +14,7 @@ from app.limits import admission
 from app.limits.admission import Gate, Ticket
 from app.limits.booking import NOTHING, Booking, Used
 from app.observe.metrics import Metrics
-from app.wire.errors import ApiError
-from app.wire.retry_after import duration
+from app.wire.errors import ApiError, duration
 from engine.api import BeamParams, EngineRequest, Namespaces, SamplingParams
 from tenants.limits.budgets import Budgets
 from tenants.limits.limiter import Admission, Limiter, LimitExceeded

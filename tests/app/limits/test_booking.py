@@ -21,7 +21,7 @@ from engine.api import (
     SamplingParams,
     TenantStats,
 )
-from engine.blocks.leases import Leases, LeaseTerms
+from engine.blocks.eviction.leases import Leases, LeaseTerms
 from tenants.records import ShareGroup
 from tenants.usage.prices import Prices
 from tests.app.conftest import MODEL, World

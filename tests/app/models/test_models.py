@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from gguf import GGMLQuantizationType, GGUFWriter, quantize
 from huggingface_hub import constants
 from safetensors.torch import save_file
 from transformers import AutoConfig, AutoModelForCausalLM
@@ -17,7 +19,14 @@ from app.cli.models import stronger_models
 from app.cli.program import app
 from app.models import inventory
 from app.models.inventory import models_at_hand
-from app.models.sizes import KNOWN, best_kind, fitting, shape_of, stored_bytes
+from app.models.sizes import (
+    KNOWN,
+    best_kind,
+    fitting,
+    shape_of,
+    shape_of_file,
+    stored_bytes,
+)
 from app.settings import Settings
 from engine.model.weights import DEFAULT_MODEL, GGUF_INDEX, GGUF_LINK
 
@@ -130,6 +139,119 @@ def test_a_converted_file_s_codes_stay_too(tmp_path: Path) -> None:
     assert shape is not None
     table = 3200 * (16 + 16)
     assert shape.weight_bytes("bfloat16") == (1024 * (5 + 9 + 16) + table) // 8
+
+
+@pytest.mark.parametrize(
+    ("quantization", "stored", "bits"),
+    [
+        ({"quant_method": "fp8"}, {"weight": (torch.float8_e4m3fn, 1)}, None),
+        (
+            {"format": "float-quantized", "config_groups": {"0": {"weights": {"num_bits": 8}}}},
+            {"weight": (torch.float8_e4m3fn, 1)},
+            None,
+        ),
+        (
+            {"format": "pack-quantized", "config_groups": {"0": {"weights": {"num_bits": 4}}}},
+            {"weight_packed": (torch.int32, 8)},
+            5,
+        ),
+        (
+            {"format": "int-quantized", "config_groups": {"0": {"weights": {"num_bits": 8}}}},
+            {"weight": (torch.int8, 1)},
+            9,
+        ),
+    ],
+    ids=["fp8", "floats", "packed", "bytes"],
+)
+def test_what_lies_beside_codes_is_no_parameter(
+    quantization: dict[str, object],
+    stored: dict[str, tuple[torch.dtype, int]],
+    bits: float | None,
+    tmp_path: Path,
+) -> None:
+    """Floats of 8 bits are widened, and then quantized as the others are."""
+    save(tmp_path, tied=False, num_local_experts=4, num_experts_per_tok=1)
+    [(part, (dtype, per_word))] = stored.items()
+    tensors = {
+        "model.embed_tokens.weight": torch.zeros(100, 32),
+        "lm_head.weight": torch.zeros(100, 32),
+    }
+    for expert in range(4):
+        owner = f"model.layers.0.mlp.experts.{expert}.up_proj"
+        tensors[f"{owner}.{part}"] = torch.zeros(64, 32 // per_word).to(dtype)
+        for beside in ("weight_scale", "weight_scale_inv", "input_scale", "weight_zero_point"):
+            tensors[f"{owner}.{beside}"] = torch.zeros(64)
+        tensors[f"{owner}.weight_shape"] = torch.tensor([64, 32])
+    save_file(tensors, tmp_path / "model.safetensors")
+    config = tmp_path / "config.json"
+    method = {"quant_method": "compressed-tensors", **quantization}
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"quantization_config": method}))
+    shape = shape_of(tmp_path)
+    assert shape is not None
+    assert (shape.experts.count, shape.parameters) == (4 * 64 * 32, 4 * 64 * 32 + 2 * 3200)
+    for kind, usual in (("bfloat16", 16), ("int4", 5)):
+        table = 3200 * (16 + (16 if kind == "bfloat16" else 8.25))
+        in_layers = 4 * 64 * 32 * (bits or usual)
+        assert shape.weight_bytes(kind) == int(in_layers + table) // 8
+
+
+def write_gguf(path: Path, architecture: str, kind: GGMLQuantizationType) -> None:
+    """Of a layer with four experts of which a token goes through one, and a tied head."""
+    writer = GGUFWriter(path, architecture)
+    writer.add_embedding_length(64)
+    writer.add_block_count(1)
+    writer.add_head_count(4)
+    writer.add_head_count_kv(2)
+    writer.add_key_length(32)
+    writer.add_expert_count(4)
+    writer.add_expert_used_count(1)
+    writer.add_token_list([f"token {number}" for number in range(100)])
+    writer.add_token_scores([0.0] * 100)
+    writer.add_tensor("token_embd.weight", np.zeros((100, 64), np.float32))
+    writer.add_tensor("rope_freqs.weight", np.zeros(16, np.float32))
+    writer.add_tensor("blk.0.ffn_gate_inp.weight", np.zeros((4, 64), np.float32))
+    codes = quantize(np.zeros((4, 32, 64), np.float32), kind)
+    writer.add_tensor("blk.0.ffn_up_exps.weight", codes, raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+@pytest.mark.parametrize(
+    ("architecture", "bits"), [("qwen3moe", 5), ("an architecture that is widened", 16)]
+)
+def test_a_file_tells_its_sizes_before_it_is_converted(
+    architecture: str, bits: int, tmp_path: Path
+) -> None:
+    path = tmp_path / "model.gguf"
+    write_gguf(path, architecture, GGMLQuantizationType.Q4_0)
+    shape = shape_of_file(path)
+    assert shape is not None
+    experts, router, table = 4 * 32 * 64, 4 * 64, 100 * 64
+    assert (shape.experts.count, shape.active_share) == (experts, 1 / 4)
+    assert shape.parameters == experts + router + table
+    assert shape.kv_token_bytes == 2 * 2 * 32 * 2
+    every = 32 * router + 16 * table
+    assert shape.weight_bytes("bfloat16") == (bits * experts + every + 16 * table) // 8
+    assert shape.active_bytes("bfloat16") == (bits * experts // 4 + every) // 8
+    widened = shape_of_file(path, widens=True)
+    assert widened is not None
+    assert widened.weight_bytes("bfloat16") == (16 * experts + every + 16 * table) // 8
+
+
+def test_a_file_that_is_cut_off_or_says_nonsense_has_no_sizes(tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    write_gguf(path, "qwen3moe", GGMLQuantizationType.Q4_0)
+    whole = path.read_bytes()
+    assert shape_of_file(path) is not None
+    header = whole.index(b"blk.0.ffn_up_exps") + 60
+    for length in range(0, header, 7):
+        path.write_bytes(whole[:length])
+        assert shape_of_file(path) is None, length
+    for place in (8, 16, 24):  # how many tensors and fields there are, how long a name is
+        path.write_bytes(whole[:place] + b"\xff" * 8 + whole[place + 8 :])
+        assert shape_of_file(path) is None
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"quantization_config": {}}'])

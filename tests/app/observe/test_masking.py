@@ -6,7 +6,7 @@ import httpx
 import pytest
 
 from app.observe.request_fields import masked
-from tenants.keys import key_format
+from tenants.keys import api_keys
 from tests.app.conftest import ADMIN_TOKEN, World
 from tests.app.observe.conftest import Log
 
@@ -30,7 +30,7 @@ def test_what_is_no_secret_stays_as_it_is() -> None:
 
 
 async def test_a_key_in_a_path_is_masked_before_the_path_is_cut(world: World, log: Log) -> None:
-    key = key_format.generate()
+    key = api_keys.generate()
     shown = key.partition(".")[0] + ".***"
     async with httpx.AsyncClient(base_url=world.base_url) as http:
         await http.get(f"/v1/{key}")

@@ -195,7 +195,9 @@ async def test_what_is_none_is_refused_by_name(world: World, fields: Any, param:
 async def test_a_socket_has_the_same_fields(world: World) -> None:
     async with socket(world) as raw:
         for found in (0, 1):
-            await raw.create([user(BOOK, "who?")], prompt_cache_options=EXPLICIT)
+            await raw.create(
+                [user(BOOK, "who?")], max_output_tokens=4, prompt_cache_options=EXPLICIT
+            )
             response = (await raw.turn())[-1]["response"]
             details = response["usage"]["input_tokens_details"]
             assert details["cached_tokens"] == found * marked(world)

@@ -92,4 +92,4 @@ async def test_a_format_holds_in_the_final_channel(world: World) -> None:
     assert grammar is not None
     ends = {world.engine.tokenizer.convert_tokens_to_ids(one) for one in ("<|end|>", "<|start|>")}
     assert ends <= set(grammar.tokens)
-    assert grammar.preamble.count("<[") == 6
+    assert grammar.preamble.count("<[") == 7, "that JSON follows may be said, too"

@@ -230,9 +230,9 @@ async def test_the_services_stores_hold_tenants_to_the_defaults(tmp_path: Path) 
     )
     async with open_stores(settings, owner=True) as stores:
         tenant, _ = await stores.tenants.create_tenant("acme")
-        await stores.limiter.admit(tenant, "r1")
+        await stores.limiter.admit_all(tenant, ["r1"])
         with pytest.raises(LimitExceeded):
-            await stores.limiter.admit(tenant, "r2")
+            await stores.limiter.admit_all(tenant, ["r2"])
         for store in (stores.responses, stores.suspended):
             with pytest.raises(TooLargeToStore):
                 await store.save("acme", "resp_1", b"x" * 1024, 60)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Final
 
 from transformers import PreTrainedTokenizerFast
@@ -28,6 +29,7 @@ FUNCTION: Final[dict[str, Any]] = {
 ARGUMENTS: Final = '{"city": "Bonn", "unit": "celsius"}'
 LOOKING, TELLING, COUNSEL = "I do not know; look it up.", "The result says it.", "21 degrees: no."
 HARD = "The user wants a thorough answer. First, look it up."
+SHAPING, SHAPED = "As JSON, then.", '{"city": "Bonn", "unit": "fahrenheit"}'
 ANSWER, ADVICE = "It is sunny in Bonn: 21 °C. 🌞", "No, it is warm."
 _START: Final = "<|start|>assistant"
 
@@ -57,6 +59,10 @@ ANSWERS: Final = (
     _reasoned(COUNSEL) + _final(ADVICE) + "<|return|>",
 )
 """What is said at each of three turns: a call, an answer, and another one."""
+ANSWER_IN_JSON: Final = (
+    _reasoned(SHAPING) + f"<|channel|>final <|constrain|>json<|message|>{SHAPED}<|return|>"
+)
+"""Without tools, as the model writes what it knows to be JSON."""
 ANSWER_AFTER_EFFORT: Final = _reasoned(HARD) + _CALL
 
 
@@ -103,16 +109,21 @@ def examples(tokenizer: PreTrainedTokenizerFast) -> list[Example]:
         *zip(rendered_prompts(tokenizer), ANSWERS, strict=True),
         *zip(continued_prompts(tokenizer)[1:], ANSWERS[1:], strict=True),
         (first_prompt(tokenizer, "high"), ANSWER_AFTER_EFFORT),
+        (_rendered(tokenizer, 2, tools=()), ANSWER_IN_JSON),
     ]
     return [(prompt, answer) for prompt, answer in turns]
 
 
-def _rendered(tokenizer: PreTrainedTokenizerFast, count: int, effort: str = "medium") -> str:
-    tools = [{"type": "function", "function": FUNCTION}]
+def _rendered(
+    tokenizer: PreTrainedTokenizerFast,
+    count: int,
+    effort: str = "medium",
+    tools: Sequence[dict[str, Any]] = (FUNCTION,),
+) -> str:
     return str(
         tokenizer.apply_chat_template(
             said_messages()[:count],
-            tools=tools,
+            tools=[{"type": "function", "function": one} for one in tools],
             tokenize=False,
             add_generation_prompt=True,
             reasoning_effort=effort,

@@ -16,6 +16,7 @@ from bench.common.service import Service, running_service
 from tests.end_to_end.gpt_oss.conversations import (
     ADVICE,
     ANSWER,
+    ANSWER_IN_JSON,
     ANSWERS,
     ARGUMENTS,
     COUNSEL,
@@ -23,8 +24,11 @@ from tests.end_to_end.gpt_oss.conversations import (
     HARD,
     INSTRUCTIONS,
     LOOKING,
+    PARAMETERS,
     QUESTION,
     RESULT,
+    SHAPED,
+    SHAPING,
     TELLING,
     THANKS,
     continued_prompts,
@@ -246,6 +250,37 @@ async def test_an_effort_reaches_the_model(
         reasoning_effort=effort,
     )
     assert getattr(completion.choices[0].message, "reasoning_content", "") == thought
+
+
+async def test_an_answer_is_held_to_a_schema_behind_what_is_reasoned(
+    client: AsyncOpenAI, model: str, tokenizer: PreTrainedTokenizerFast
+) -> None:
+    """In the model's own words, of which the schema leaves it all."""
+    schema: Any = {"name": "place", "strict": False, "schema": PARAMETERS}
+    response = await client.responses.create(
+        model=model, temperature=0, instructions=INSTRUCTIONS, input=QUESTION,
+        text={"format": {"type": "json_schema", **schema}},
+    )  # fmt: skip
+    completion = await client.chat.completions.create(
+        model=model,
+        messages=[
+            {"role": "system", "content": INSTRUCTIONS},
+            {"role": "user", "content": QUESTION},
+        ],
+        temperature=0,
+        response_format={"type": "json_schema", "json_schema": schema},
+    )
+    [choice] = completion.choices
+    assert reasoning_of(response) == [SHAPING]
+    assert getattr(choice.message, "reasoning_content", "") == SHAPING
+    assert [response.status, choice.finish_reason] == ["completed", "stop"]
+    for text in (response.output_text, choice.message.content or ""):
+        assert text == SHAPED
+    assert response.usage is not None
+    assert completion.usage is not None
+    [said] = ids_of(tokenizer, ANSWER_IN_JSON)
+    sizes = response.usage.output_tokens, completion.usage.completion_tokens
+    assert sizes == (len(said), len(said))
 
 
 async def test_a_call_that_has_to_be_is_held_to_its_schema(client: AsyncOpenAI, model: str) -> None:

@@ -88,6 +88,7 @@ const CAUSES = {
   context_compacted: "the context was compacted",
   input_changed: "what is said differs",
   evicted: "blocks were evicted",
+  no_state: "keys were there, but no state to go on from",
   end_user_changed: "it is another end user's",
   namespace_changed: "the blocks have other keys",
   prefix_shorter_than_block: "less than a block is alike",
