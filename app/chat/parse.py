@@ -14,7 +14,7 @@ from app.request.template_options import TemplateOptions
 from app.wire.chat import ChatBody, ChatMessage
 from app.wire.errors import invalid_request
 from app.wire.functions import FunctionCall, Message, Tools
-from app.wire.prompt_cache import marked_parts, with_breakpoint
+from app.wire.prompt_cache import marked_parts, with_breakpoints
 from app.wire.tools import asked_tools
 from engine.api import BeamParams
 
@@ -106,7 +106,7 @@ def message_item(message: ChatMessage, param: str) -> Message:
             FunctionCall(call.id, call.function.name, call.function.arguments)
             for call in message.tool_calls
         ]
-    return with_breakpoint(said, message.content)
+    return with_breakpoints(said, message.content)
 
 
 def _sampled(body: ChatBody) -> Candidates:

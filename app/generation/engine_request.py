@@ -70,7 +70,7 @@ def engine_request(
         sampling=sampling,
         share=tenant_share(tenant),
         cache=cache_policy(
-            request.cache, prompt.breakpoint, prompt.said_tokens, tenant, defaults.lease_seconds
+            request.cache, prompt.breakpoints, prompt.said_tokens, tenant, defaults.lease_seconds
         ),
         num_sequences=candidates.num_sequences,
         beam=candidates.beam,

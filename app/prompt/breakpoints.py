@@ -1,8 +1,4 @@
-"""Where the prefix ends that a client means later prompts to begin with, as tokens of the prompt.
-
-A conversation's last breakpoint is all there is to know of them: whatever is found before it is
-found before every earlier one.
-"""
+"""Where prefixes end that a client means later prompts to begin with, as tokens of the prompt."""
 
 from __future__ import annotations
 
@@ -11,6 +7,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Sequence
 
 from app.wire.functions import Message
+from app.wire.prompt_cache import MOST_WRITTEN
 
 _SENTINEL = f"end-of-prefix-{secrets.token_hex(8)}"
 """What no client can write, being unable to guess it, and not the one that ends answers: that is
@@ -20,31 +17,37 @@ looked for in what is rendered here.
 
 def rendered_before(
     messages: Sequence[Message], render: Callable[[Sequence[Message]], str]
-) -> str | None:
-    """What is rendered before the last breakpoint of `messages`; `None` where they have none.
+) -> list[str]:
+    """What is rendered before each of the last breakpoints of `messages`, `MOST_WRITTEN` at most.
 
     As far as it is the same without a sentinel there: templates trim texts, and some leave whole
     messages out.
     """
-    index = max((at for at, one in enumerate(messages) if "breakpoint" in one), default=None)
-    if index is None:
-        return None
-    message = messages[index]
-    text, characters = message["content"], message["breakpoint"]
-    marked: Message = {**message, "content": f"{text[:characters]}{_SENTINEL}{text[characters:]}"}
-    before, found, _ = render([*messages[:index], marked, *messages[index + 1 :]]).partition(
-        _SENTINEL
-    )
-    return _common(before, render(messages)) if found else None
+    marks = [
+        (index, characters)
+        for index, message in enumerate(messages)
+        for characters in message.get("breakpoints", ())
+    ]
+    if not marks:
+        return []
+    whole, found = render(messages), list[str]()
+    for index, characters in marks[-MOST_WRITTEN:]:
+        message, text = messages[index], messages[index]["content"]
+        content = f"{text[:characters]}{_SENTINEL}{text[characters:]}"
+        marked: Message = {**message, "content": content}
+        before, mark, _ = render([*messages[:index], marked, *messages[index + 1 :]]).partition(
+            _SENTINEL
+        )
+        if mark:
+            found.append(_common(before, whole))
+    return found
 
 
-def moved(position: int | None, before: Sequence[int], after: Sequence[int]) -> int | None:
-    """Where `position` in `before` is once some ids have been cut out of the middle."""
-    if position is None:
-        return None
+def moved(positions: Sequence[int], before: Sequence[int], after: Sequence[int]) -> list[int]:
+    """Where `positions` in `before` are once some ids have been cut out of the middle."""
     kept = num_common(before, after)
     cut = len(before) - len(after)
-    return position if position <= kept else max(kept, position - cut)
+    return [one if one <= kept else max(kept, one - cut) for one in positions]
 
 
 def _common(left: str, right: str) -> str:

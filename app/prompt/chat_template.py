@@ -160,26 +160,24 @@ class ChatTemplate:
             return partial(behind_calls, write, opens, ends, calls)
         return partial(behind_answer, write, opens, ends)
 
-    async def breakpoint(
+    async def breakpoints(
         self,
         tenant: str,
         ids: Sequence[int],
         messages: Sequence[Message],
         render: Render,
         previous: Sequence[int] = (),
-    ) -> int | None:
-        """How many of `ids` lie before the last breakpoint of `messages`; `None` where they have
-        none. The ids are `previous` ones and what `render` has made of the messages.
+    ) -> list[int]:
+        """How many of `ids` lie before each of the last breakpoints of `messages`. The ids are
+        `previous` ones and what `render` has made of the messages.
         """
-        if not any("breakpoint" in one for one in messages):
-            return None
+        if not any("breakpoints" in one for one in messages):
+            return []
 
-        def work() -> int | None:
-            text = rendered_before(messages, render)
-            if text is None:
-                return None
-            before = self._texts.encode(text, self.context_tokens)
-            return num_common([*previous, *before], ids)
+        def work() -> list[int]:
+            texts = rendered_before(messages, render)
+            before = (self._texts.encode(text, self.context_tokens) for text in texts)
+            return [num_common([*previous, *one], ids) for one in before]
 
         return await self._workers.run(tenant, work)
 

@@ -19,6 +19,7 @@ from app.request.segments import Segments, digest
 from app.request.template_options import TemplateOptions
 from app.wire.errors import ContextExceeded, invalid_request
 from app.wire.functions import FunctionCall, Message, check_results
+from app.wire.prompt_cache import MOST_WRITTEN
 from tenants.records import Principal, Tenant
 
 _TRUNCATIONS = 8
@@ -35,10 +36,10 @@ class Prompt:
     belongs to, and `origin` the registered prompt that it is under. At `starts` later requests of
     the conversation have begun, and at `asides` lies what earlier answers have reasoned. `tools`
     tells which functions it describes. `opened` says how it begins the answer. So many of its ids
-    lie before its last `breakpoint`, and `said_tokens` before the beginning of an answer, which the
-    next turn may write otherwise. Where there is to be no answer, `said` are the ids of what is
-    said, without the beginning of one. `context` tells what of the conversation was summed up or
-    left out, and `segments` what later prompts are compared with.
+    lie before each of its last `breakpoints`, and `said_tokens` before the beginning of an answer,
+    which the next turn may write otherwise. Where there is to be no answer, `said` are the ids of
+    what is said, without the beginning of one. `context` tells what of the conversation was summed
+    up or left out, and `segments` what later prompts are compared with.
     """
 
     ids: list[int]
@@ -51,7 +52,7 @@ class Prompt:
     tools: bytes = b""
     asides: list[Aside] = field(default_factory=list)
     opened: Opened | None = None
-    breakpoint: int | None = None
+    breakpoints: list[int] = field(default_factory=list)
     said_tokens: int | None = None
     said: list[int] | None = None
     context: bytes = b""
@@ -154,14 +155,14 @@ class PromptBuilder:
         )
         ids = await write()
         render = self._template.later_rendering(begun.ids, names.items, calls, options)
-        at = await self._template.breakpoint(tenant.id, ids, messages, render, begun.ids)
+        marks = await self._template.breakpoints(tenant.id, ids, messages, render, begun.ids)
         prompt = replace(
             begun,
             ids=ids,
             end_user=request.sampling.end_user or previous.end_user,
             # A call's result belongs to the turn of the call: there is no cut between the two.
             starts=begun.starts if _goes_on(messages) else [*begun.starts, len(begun.ids)],
-            breakpoint=begun.breakpoint if at is None else at,
+            breakpoints=[*begun.breakpoints, *marks][-MOST_WRITTEN:],
             said=await write(opens=False) if request.max_tokens == 0 else None,
             context=_context(tenant, previous.context, items),
         )
@@ -195,22 +196,21 @@ class PromptBuilder:
         options: TemplateOptions,
     ) -> Prompt:
         """A conversation so far, without what was reasoned where the template leaves that out."""
-        ids, asides = previous.ids, previous.asides
-        positions = [*previous.starts, previous.breakpoint or 0]
+        ids, asides, num_starts = previous.ids, previous.asides, len(previous.starts)
+        positions = [*previous.starts, *previous.breakpoints]
         if asides and messages and not self._template.keeps_reasoning(messages, calls, options):
             ids, positions = without_asides(ids, asides, positions)
             asides = []
-        *starts, at = positions
         return Prompt(
             ids,
             previous.shared_tokens,
             previous.shared_owner,
             previous.system,
             origin=previous.origin,
-            starts=starts,
+            starts=positions[:num_starts],
             tools=previous.tools,
             asides=asides,
-            breakpoint=None if previous.breakpoint is None else at,
+            breakpoints=positions[num_starts:],
         )
 
     def _truncated(self, tenant: Tenant, prompt: Prompt, room: int) -> Prompt:
@@ -223,7 +223,7 @@ class PromptBuilder:
             ids=ids,
             starts=starts,
             asides=[],  # they lie elsewhere then, and stay
-            breakpoint=moved(prompt.breakpoint, prompt.ids, ids),
+            breakpoints=moved(prompt.breakpoints, prompt.ids, ids),
             said=said and without_middle_ids(said, prompt.starts, room, special)[0],
             context=_context(tenant, prompt.context, (), len(prompt.ids) - len(ids)),
         )
@@ -262,7 +262,7 @@ class PromptBuilder:
             ids,
             end_user=request.sampling.end_user or request.earlier.end_user,
             tools=tools.digest,
-            breakpoint=await self._template.breakpoint(tenant.id, ids, left, render),
+            breakpoints=await self._template.breakpoints(tenant.id, ids, left, render),
             said=await ask(left, opens=False) if request.max_tokens == 0 else None,
             context=_context(
                 tenant, b"", [*request.earlier.items, *request.items], len(messages) - len(left)

@@ -35,9 +35,9 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True):
     its share group. `system` is the text of the system message that begins the conversation, and
     `origin` the registered prompt that it is the text of. At `starts` later requests of the
     conversation have begun, and at `asides` lies what was reasoned. `input` are the items of the
-    request, as JSON. `tools` tells which functions the prompt describes. So many ids lie before the
-    conversation's last `breakpoint`. What was said last may be unanswered, and the ids end with it.
-    Of `segments` and `context` see `Prompt`.
+    request, as JSON. `tools` tells which functions the prompt describes. So many ids lie before
+    each of the conversation's last `breakpoints`. What was said last may be unanswered, and the ids
+    end with it. Of `segments` and `context` see `Prompt`.
     """
 
     packed_ids: bytes
@@ -51,7 +51,7 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True):
     input: bytes = b""
     tools: bytes = b""
     asides: list[Aside] = []
-    breakpoint: int | None = None
+    breakpoints: list[int] = []
     is_unanswered: bool = False
     segments: Segments | None = None
     context: bytes = b""

@@ -6,14 +6,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from app.wire.prompt_cache import DEFAULT_TTL, CacheBreakpoint, CacheOptions, Retention, Ttl
+from app.wire.prompt_cache import (
+    DEFAULT_TTL,
+    MOST_WRITTEN,
+    CacheBreakpoint,
+    CacheOptions,
+    Retention,
+    Ttl,
+)
 from engine.api import NOTHING_CACHED, CachePolicy
 from tenants.records import Tenant
 
 _SECONDS: Final[dict[Ttl, float]] = {"30m": 1800.0, "12h": 43_200.0}
 _RETAINED_SECONDS: Final[dict[Retention, float]] = {"in_memory": 0.0, "24h": 86_400.0}
-_WRITTEN: Final = 4
-"""Breakpoints that a request writes: the latest ones. An implicit one is one of these."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +45,7 @@ def cache_wish(
     """
     explicit = options is not None and options.mode == "explicit"
     default = (options and options.ttl) or DEFAULT_TTL
-    written = marks[-_WRITTEN:] if explicit else marks[1 - _WRITTEN :]
+    written = marks[-MOST_WRITTEN:] if explicit else marks[1 - MOST_WRITTEN :]
     asked = [_SECONDS[mark.ttl or default] for mark in written]
     if options is not None:
         asked.append(_SECONDS[default])
@@ -51,20 +56,22 @@ def cache_wish(
 
 def cache_policy(
     wish: CacheWish,
-    breakpoint: int | None,
+    breakpoints: Sequence[int],
     said_tokens: int | None,
     tenant: Tenant,
     default_lease_seconds: float,
 ) -> CachePolicy:
     """What the engine reads and writes, and for how long that is leased, of a prompt whose last
-    breakpoint lies behind so many tokens, if it has one, as what is said in it does.
+    breakpoints lie behind so many tokens, and what is said in it, the implicit one, behind
+    `said_tokens`.
     """
-    if tenant.cache == "off" or (wish.explicit and not breakpoint):
+    if tenant.cache == "off" or (wish.explicit and not breakpoints):
         return NOTHING_CACHED
+    implicit = [] if wish.explicit or said_tokens is None else [said_tokens]
     return CachePolicy(
         lease_s=lease_seconds(wish, tenant, default_lease_seconds),
-        up_to=breakpoint if wish.explicit else None,
-        ends=tuple(one for one in (breakpoint, said_tokens) if one),
+        up_to=breakpoints[-1] if wish.explicit else None,
+        ends=tuple([*breakpoints, *implicit][-MOST_WRITTEN:]),
     )
 
 

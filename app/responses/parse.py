@@ -26,7 +26,7 @@ from app.wire.errors import invalid_request
 from app.wire.events import AppliedCacheOptions, ResponseResource
 from app.wire.functions import FunctionCall, Message
 from app.wire.items import CompactionItem, ItemReference, MessageItem, ReasoningItem, ResolvedItem
-from app.wire.prompt_cache import DEFAULT_TTL, CacheBreakpoint, marked_parts, with_breakpoint
+from app.wire.prompt_cache import DEFAULT_TTL, CacheBreakpoint, marked_parts, with_breakpoints
 from app.wire.responses import LOGPROBS, CompactBody, CreateBody
 from app.wire.tools import (
     FunctionCallItem,
@@ -110,9 +110,9 @@ def _item(item: ResolvedItem) -> Item:
         return SealedSummary(item.encrypted_content)
     if isinstance(item, FunctionCallOutputItem):
         result: Message = {"role": "tool", "content": item.text, "call_id": item.call_id}
-        return with_breakpoint(result, item.output)
+        return with_breakpoints(result, item.output)
     role = "system" if item.role == "developer" else item.role
-    return with_breakpoint({"role": role, "content": item.text}, item.content)
+    return with_breakpoints({"role": role, "content": item.text}, item.content)
 
 
 def new_response(

@@ -250,7 +250,7 @@ class ResponseStore:
             input=renderer.input,
             tools=prompt.tools,
             asides=[*prompt.asides, *(answered if said is None else ())],
-            breakpoint=prompt.breakpoint,
+            breakpoints=prompt.breakpoints,
             is_unanswered=said is not None,
             segments=prompt.segments,
             context=prompt.context,

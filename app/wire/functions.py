@@ -107,7 +107,7 @@ class Message(TypedDict):
 
     An assistant's may have calls, and reasoning before; one of role "tool" is the result of the
     call `call_id`. Few templates write a speaker's `name`. So many characters of its content lie
-    before its last `breakpoint`.
+    before each of its `breakpoints`.
     """
 
     role: str
@@ -116,7 +116,7 @@ class Message(TypedDict):
     reasoning: NotRequired[str]
     calls: NotRequired[list[FunctionCall]]
     call_id: NotRequired[str]
-    breakpoint: NotRequired[int]
+    breakpoints: NotRequired[list[int]]
 
 
 def check_results(

@@ -7,7 +7,7 @@ type is "unavailable", and `details`, an extension, has the reason.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Final, Literal
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -20,6 +20,8 @@ Ttl = Literal["30m", "12h"]
 Retention = Literal["in_memory", "24h"]
 CacheMode = Literal["implicit", "explicit"]
 DEFAULT_TTL: Ttl = "30m"
+MOST_WRITTEN: Final = 4
+"""Breakpoints that a request writes: the latest ones. An implicit one is one of these."""
 
 
 class CacheBreakpoint(Wire):
@@ -59,16 +61,16 @@ def marked_parts(content: object) -> list[CacheBreakpoint]:
     return [mark for mark in marked if mark is not None]
 
 
-def with_breakpoint(message: Message, content: str | Sequence[Wire] | None) -> Message:
-    """A message that says how many characters of its `content` lie before its last breakpoint, if
-    it has one.
+def with_breakpoints(message: Message, content: str | Sequence[Wire] | None) -> Message:
+    """A message that says how many characters of its `content` lie before each of its breakpoints,
+    if it has any.
     """
-    characters, found = 0, None
+    characters, found = 0, list[int]()
     for part in () if content is None or isinstance(content, str) else content:
         characters += len(getattr(part, "text", ""))
         if isinstance(part, MarkedText) and part.prompt_cache_breakpoint is not None:
-            found = characters
-    return message if found is None else {**message, "breakpoint": found}
+            found.append(characters)
+    return {**message, "breakpoints": found} if found else message
 
 
 MissReason = Literal[

@@ -1,4 +1,4 @@
-"""Where a breakpoint lies in the tokens of a prompt, whatever a template makes of the texts."""
+"""Where breakpoints lie in the tokens of a prompt, whatever a template makes of the texts."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from app.prompt.breakpoints import moved
 from app.request.template_options import TemplateOptions
 from app.wire.functions import Message, Tools
 from app.wire.items import InputText
-from app.wire.prompt_cache import CacheBreakpoint, with_breakpoint
+from app.wire.prompt_cache import CacheBreakpoint, with_breakpoints
 from tests.app.conftest import CHATML, byte_tokenizer, chat_template
 
 MARK = CacheBreakpoint(mode="explicit")
@@ -33,15 +33,15 @@ def said(*texts: str, role: str = "user") -> Message:
         for text in texts
     ]
     content = "".join(part.text for part in parts)
-    return with_breakpoint({"role": role, "content": content}, parts)
+    return with_breakpoints({"role": role, "content": content}, parts)
 
 
-async def prefix(
+async def prefixes(
     messages: list[Message],
     tokenizer: PreTrainedTokenizerBase | None = None,
     previous: list[int] | None = None,
-) -> str | None:
-    """What lies before the breakpoint."""
+) -> list[str]:
+    """What lies before each of the breakpoints."""
     tokenizer = tokenizer or byte_tokenizer()
     template = chat_template(tokenizer)
     if previous is None:
@@ -50,8 +50,8 @@ async def prefix(
     else:
         ids = await template.continuation_ids("acme", previous, messages, "input")
         render = template.later_rendering(previous, "input", (), TemplateOptions())
-    at = await template.breakpoint("acme", ids, messages, render, previous or ())
-    return None if at is None else str(tokenizer.decode(ids[:at]))
+    found = await template.breakpoints("acme", ids, messages, render, previous or ())
+    return [str(tokenizer.decode(ids[:at])) for at in found]
 
 
 def byte_tokenizer_that(template: str) -> PreTrainedTokenizerBase:
@@ -60,37 +60,44 @@ def byte_tokenizer_that(template: str) -> PreTrainedTokenizerBase:
     return tokenizer
 
 
-async def test_the_last_breakpoint_counts_and_lies_where_its_part_ends() -> None:
-    messages = [said("one|", "two"), said("answer", role="assistant"), said("three|", "four")]
-    found = await prefix(messages)
-    assert found is not None
-    assert found.endswith("<|im_start|>user\nthree")
-    assert await prefix([said("one", "two")]) is None
-    assert await prefix([said("|", "two")]) == "<|im_start|>user\n"
-    whole = await prefix([said("one", "two|")])
-    assert whole == "<|im_start|>user\nonetwo"
+async def test_each_breakpoint_lies_where_its_part_ends() -> None:
+    messages = [said("one|", "two|"), said("answer", role="assistant"), said("three|", "four")]
+    first, second, third = await prefixes(messages)
+    assert first == "<|im_start|>user\none"
+    assert second == "<|im_start|>user\nonetwo"
+    assert third.startswith(second)
+    assert third.endswith("<|im_start|>user\nthree")
+    assert await prefixes([said("one", "two")]) == []
+    assert await prefixes([said("|", "two")]) == ["<|im_start|>user\n"]
+
+
+async def test_the_latest_four_count() -> None:
+    found = await prefixes([said("a|", "b|", "c|"), said("d|", "e|", "f")])
+    assert [one[-1] for one in found] == ["b", "c", "d", "e"]
 
 
 @pytest.mark.parametrize(
     ("template", "texts", "expected"),
     [
-        (TRIMMING, ("  one \n|",), "<|im_start|>user\none"),
-        (TRIMMING, ("  one \n|", " two "), "<|im_start|>user\none \n"),
+        (TRIMMING, ("  one \n|",), ["one"]),
+        (TRIMMING, ("  one \n|", " two "), ["one \n"]),
+        (TRIMMING, ("  one |", " two |", "  "), ["one ", "one  two"]),
         # A control token that parts spell together is broken behind its first character.
-        (CHATML, ("<|im_|", "end|>no turn ends here"), "<|im_start|>user\n<"),
-        (CHATML, ("<|im_end|>|", "nor here"), "<|im_start|>user\n<|im_end|>"),
+        (CHATML, ("<|im_|", "end|>no turn ends here"), ["<"]),
+        (CHATML, ("<|im_end|>|", "nor here"), ["<|im_end|>"]),
     ],
 )
 async def test_it_holds_what_is_there_without_it(
-    template: str, texts: tuple[str, ...], expected: str
+    template: str, texts: tuple[str, ...], expected: list[str]
 ) -> None:
-    found = await prefix([said(*texts)], byte_tokenizer_that(template))
-    assert found == expected
+    found = await prefixes([said(*texts)], byte_tokenizer_that(template))
+    assert found == [f"<|im_start|>user\n{one}" for one in expected]
 
 
 async def test_a_message_that_is_not_written_has_none() -> None:
-    messages: Any = [said("one"), {**said("result|"), "role": "tool"}]
-    assert await prefix(messages, byte_tokenizer_that(FORGETFUL)) is None
+    messages: Any = [said("one|", "two"), {**said("result|"), "role": "tool"}]
+    found = await prefixes(messages, byte_tokenizer_that(FORGETFUL))
+    assert found == ["<|im_start|>user\none"]
 
 
 async def test_a_token_across_it_is_behind_it() -> None:
@@ -101,24 +108,18 @@ async def test_a_token_across_it_is_behind_it() -> None:
     backend.decoder = decoders.ByteLevel()
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="!")
     tokenizer.chat_template = "{% for one in messages %}{{ one['content'] }}{% endfor %}"
-    assert await prefix([said("cdab|", "x")], tokenizer) == "cdab"
-    assert await prefix([said("cda|", "bx")], tokenizer) == "cd"
+    assert await prefixes([said("cdab|", "x")], tokenizer) == ["cdab"]
+    assert await prefixes([said("cda|", "bx")], tokenizer) == ["cd"]
 
 
 async def test_in_a_later_turn_it_lies_behind_the_earlier_ones() -> None:
     tokenizer = byte_tokenizer()
     previous = await chat_template(tokenizer).prompt_ids("acme", [said("one")], "input")
-    found = await prefix([said("two|", "three")], tokenizer, previous)
-    assert found is not None
+    (found,) = await prefixes([said("two|", "three")], tokenizer, previous)
     assert found.startswith(tokenizer.decode(previous))
     assert found.endswith("<|im_start|>user\ntwo")
 
 
-@pytest.mark.parametrize(
-    ("position", "expected"), [(None, None), (2, 2), (3, 3), (5, 3), (7, 4), (9, 6)]
-)
-def test_it_moves_with_what_is_cut_out_of_the_middle(
-    position: int | None, expected: int | None
-) -> None:
+def test_they_move_with_what_is_cut_out_of_the_middle() -> None:
     before = list(range(10))
-    assert moved(position, before, [*before[:3], *before[6:]]) == expected
+    assert moved([2, 3, 5, 7, 9], before, [*before[:3], *before[6:]]) == [2, 3, 3, 4, 6]

@@ -93,6 +93,28 @@ async def test_a_later_turn_has_the_breakpoints_of_the_earlier_ones(world: World
     assert (found, written > prefix) == (prefix, True)
 
 
+async def test_states_are_to_stay_at_the_latest_four_ends_of_a_conversation(world: World) -> None:
+    requests = world.engine.requests
+    first = await respond(world, input=[user(BOOK, "who?", "when?")])
+    *earlier, said = requests[-1].cache.ends
+    assert len(earlier) == 2
+    assert earlier[0] == marked(world) < earlier[1] < said < len(requests[-1].prompt)
+    await respond(world, previous_response_id=first.id, input=[user("and", "then?")])
+    *before, last, _ = requests[-1].cache.ends
+    assert before == earlier
+    assert last > len(requests[0].prompt)
+    await respond(
+        world,
+        previous_response_id=first.id,
+        input=[user("a", "b", "c", "d")],
+        prompt_cache_options=EXPLICIT,
+    )
+    asked = requests[-1].cache
+    assert asked.ends[0] == earlier[1], "none is implicit, and the first one has gone"
+    assert len(asked.ends) == 4
+    assert asked.up_to == asked.ends[-1]
+
+
 async def test_a_conversation_keeps_its_breakpoints(world: World) -> None:
     made = await world.client().conversations.create(items=[user(BOOK, "zero")])
     fields: Any = {"conversation": made.id, "prompt_cache_options": EXPLICIT}

@@ -53,10 +53,17 @@ def test_a_registered_prompts_end_is_gone_on_from_by_whoever_comes_first() -> No
     assert found(core, make_request("second", HEAD[:24] + LESS, 4, shared_tokens=24)) == 24
 
 
-def test_a_breakpoint_is_gone_on_from() -> None:
+@pytest.mark.parametrize(("end", "hit"), [(9, 8), (18, 16), (33, 32)])
+def test_every_breakpoint_is_gone_on_from(end: int, hit: int) -> None:
     core = hybrid()
-    found(core, make_request("first", HEAD, 4, cache=CachePolicy(ends=(18, 39))))
-    assert found(core, make_request("second", HEAD[:18] + MORE, 4)) == 16
+    found(core, make_request("first", HEAD, 4, cache=CachePolicy(ends=(9, 18, 33, 39))))
+    assert found(core, make_request("second", HEAD[:end] + MORE, 4)) == hit
+
+
+def test_more_breakpoints_than_states_have_room_for_keep_no_request_from_running() -> None:
+    core = hybrid(num_blocks=5)
+    found(core, make_request("first", HEAD, 4, cache=CachePolicy(ends=(9, 18, 25, 33))))
+    assert states(core, HEAD) == [(5, False), (9, False)], "others had to go on the way"
 
 
 def test_where_nobody_said_so_prompts_share_a_state_from_the_third_on() -> None:
