@@ -17,6 +17,8 @@ from kernels import backends
 from kernels.backends import Backend
 from kernels.types import StatePlace, StateRuns
 
+COMPILED: Final = (torch.float32, torch.bfloat16)
+"""What compiled kernels for CPUs take."""
 WIDEST: Final = 8
 """Inputs of a convolution that compiled kernels see at once."""
 MOST_KEYS: Final = 256
@@ -102,5 +104,5 @@ def selective_scan(
 
 
 def _room(x: Tensor, fits: bool, backend: Backend | None) -> Any:
-    computed = fits and (x.is_cuda or x.dtype in (torch.float32, torch.bfloat16))
+    computed = fits and (x.is_cuda or x.dtype in COMPILED)
     return backends.room("recurrent", x.device, backend if computed else "reference")

@@ -93,6 +93,8 @@ class StateRuns:
     targets: Tensor  # [num_runs, num_columns] int32
     drawn: Tensor | None = None
     """[num_tokens] bool: which were drawn, and are no prompt's; `None`: none of them."""
+    batch_invariant: bool = False
+    """A token's result must not depend on which others are in its run."""
 
 
 @dataclass(frozen=True, slots=True)

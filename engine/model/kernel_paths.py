@@ -109,7 +109,8 @@ def described(choice: Choice) -> str:
 def rounding(choice: Choice) -> str:
     """What the last bits of a batch-invariant result hang on, beside the model, in words."""
     products = ", ".join(f"{kind} by {choice.paths[kind]}" for kind in ("bfloat16", "int8"))
-    return f"batch-invariant {library.level()} {library.sources()}: {products}"
+    others = f"torch {torch.__version__} {torch.backends.cpu.get_cpu_capability()}"
+    return f"batch-invariant {library.level()} {library.sources()}, {others}: {products}"
 
 
 def known_choice(config: EngineConfig) -> Choice | None:

@@ -21,7 +21,7 @@ from engine.api import EngineError, UnsupportedModel
 from engine.config import EngineConfig
 from engine.model.layers.description import exact_products
 from engine.model.layers.eager.decoder import EagerDecoder
-from engine.model.layers.eager.products import exact_modules, pack_products
+from engine.model.layers.eager.products import exact_modules, pack_products, unpacked
 from engine.model.layers.expected import Unfamiliar
 from engine.model.layers.families import describe
 from engine.model.layers.fused import FusedDecoder, fuse
@@ -43,6 +43,7 @@ from engine.model.self_check import (
     shortened,
 )
 from engine.model.widened import in_float32
+from kernels import recurrent
 from kernels.native.library import available
 from kernels.types import Quantization
 
@@ -219,7 +220,10 @@ def _fused(
     except Unfamiliar as reason:
         if _packs(eager, config):
             _log.info("layers are not fused, their products are packed: %s", reason)
-            pack_products(eager.model, "none" if config.quantize == "auto" else config.quantize)
+            if config.batch_invariant:
+                _require_packed(eager.model)
+            quantization: Quantization = "none" if config.quantize == "auto" else config.quantize
+            pack_products(eager.model, quantization, batch_invariant=config.batch_invariant)
             return None
         setting = _needs_fusing(config, quantized_by)
         if setting is not None:
@@ -232,8 +236,18 @@ def _packs(eager: EagerDecoder, config: EngineConfig) -> bool:
     """Whether products alone are packed, of a model's own modules: where some keep a state, of
     which no family is fused.
     """
-    serves = config.tensor_parallel == 1 and not config.batch_invariant
+    serves = config.tensor_parallel == 1
     return eager.has_states and serves and eager.model.device.type == "cpu" and available()
+
+
+def _require_packed(model: PreTrainedModel) -> None:
+    """Raises `EngineError` for modules whose results depend on how many rows there are."""
+    others = unpacked(model)
+    if others:
+        problem = f"'{others[0]}' multiplies by weights that are not packed"
+        raise EngineError(f"batch_invariant: not for this model: {problem}")
+    if model.dtype not in recurrent.COMPILED:
+        raise EngineError(f"batch_invariant: no kernel keeps states of a model in {model.dtype}")
 
 
 def _needs_fusing(config: EngineConfig, quantized_by: str | None) -> str | None:

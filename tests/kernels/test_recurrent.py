@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -14,7 +15,7 @@ from transformers.models.qwen3_next import modeling_qwen3_next as qwen
 
 from kernels import recurrent
 from kernels.native import library
-from kernels.reference.recurrent import read
+from kernels.reference.recurrent import read, write
 from tests.kernels.recurrent_cases import (
     SHAPES,
     STEPS,
@@ -99,6 +100,32 @@ def test_scans_are_those_of_the_reference(shape: Shape, steps: Steps, dtype: tor
 
     given = *inputs, d if shape.heads > 2 else None
     assert_alike(partial(recurrent.selective_scan, *given), case, dtype)
+
+
+@built
+@ON_EACH_TYPE
+@ON_EACH_SHAPE
+@pytest.mark.usefixtures("_instruction_set")
+def test_a_token_has_the_same_bits_wherever_runs_are_cut(shape: Shape, dtype: torch.dtype) -> None:
+    whole = Steps("whole", ((70,),))
+    *scan, d = scan_inputs(whole, shape, dtype)
+    delta = delta_inputs(whole, shape, dtype)
+    by_key = delta_inputs(whole, shape, dtype, by_key=True)
+    for compute, heads in (
+        (partial(recurrent.selective_scan, *scan, d), (shape.head_dim, shape.state_dim)),
+        (partial(recurrent.gated_delta, *delta), (shape.state_dim, shape.head_dim)),
+        (partial(recurrent.gated_delta, *by_key), (shape.state_dim, shape.head_dim)),
+    ):
+        found, before = [], torch.randn(shape.heads, *heads)
+        for lengths in ((70,), (1,) * 70, (3, 1, 33, 4, 29)):
+            case = paged((shape.heads, *heads), torch.float32, Steps("cut", (lengths,)))
+            write(case.memory, case.place, case.runs.sources[0], before)
+            runs = replace(case.runs, batch_invariant=True)
+            output = compute(runs, case.memory, case.place, backend="native")
+            found.append((output, read(case.memory, case.place, runs.targets[-1])))
+        for output, state in found[1:]:
+            assert torch.equal(output, found[0][0])
+            assert torch.equal(state, found[0][1])
 
 
 @pytest.mark.parametrize("is_fresh", [True, False])

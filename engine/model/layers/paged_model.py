@@ -179,7 +179,12 @@ class PagedModel:
             return batch
         if default(self.device) == "reference":
             return token_by_token(batch)
-        return replace(batch, attention=replace(batch.attention, batch_invariant=True))
+        states = batch.states
+        return replace(
+            batch,
+            attention=replace(batch.attention, batch_invariant=True),
+            states=None if states is None else replace(states, batch_invariant=True),
+        )
 
 
 def _lazy_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:

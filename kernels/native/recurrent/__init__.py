@@ -14,7 +14,7 @@ from kernels.native import library
 from kernels.native.library import TYPES, pointer
 from kernels.types import StatePlace, StateRuns
 
-_STATES: Final = Struct("=5q6q")
+_STATES: Final = Struct("=5q7q")
 """`pw_states` of `recurrent.h`, field by field; it stands before the rest of each call."""
 
 _CONVOLUTION: Final = Struct("=4q5q")
@@ -119,6 +119,7 @@ def _states(runs: StateRuns, memory: Tensor, place: StatePlace) -> bytes:
         len(place.segments),
         units,
         unit_bytes,
+        runs.batch_invariant,
     )
 
 

@@ -197,11 +197,12 @@ static void TYPED(stretch)(const pw_delta *call, int64_t head, int64_t token, in
 
 static void TYPED(delta)(const pw_delta *call, int64_t head, int64_t begin, int64_t end) {
     const pw_states *states = &call->states;
+    const int64_t most = states->one_by_one ? 1 : STRETCH;
     for (int64_t run = begin; run < end; run++) {
         float *source = pw_unit(states, states->sources, run, head);
         float *target = pw_unit(states, states->targets, run, head);
         for (int64_t token = states->starts[run]; token < states->starts[run + 1];) {
-            const int64_t count = pw_least(states->starts[run + 1] - token, STRETCH);
+            const int64_t count = pw_least(states->starts[run + 1] - token, most);
             TYPED(stretch)(call, head, token, count, source, target);
             token += count;
             source = target;

@@ -25,6 +25,7 @@ typedef struct {
     const int32_t *targets;
     const pw_segment *segments;
     int64_t page_bytes, num_runs, num_columns, num_segments, num_units, unit_bytes;
+    int64_t one_by_one; /* where tokens that go through together would have other bits */
 } pw_states;
 
 typedef struct {

@@ -83,6 +83,11 @@ def test_options_that_cannot_be_had_are_refused_by_name(tmp_path: Path) -> None:
         EngineError, match="batch_invariant: not for this model: GPTNeoXForCausalLM"
     ):
         load_model(config_of(tmp_path, batch_invariant=True))
+    save_model("qwen3_next", tmp_path / "experts")
+    with pytest.raises(
+        EngineError, match=r"batch_invariant: not for this model: 'model.layers.0.mlp.gate' mult"
+    ):
+        load_model(config_of(tmp_path / "experts", batch_invariant=True))
     weights = load_model(config_of(tmp_path)).weights
     calls = tuple(replace(call, head_dim=24) for call in weights.layout.calls)
     odd = replace(weights, layout=replace(weights.layout, calls=calls))

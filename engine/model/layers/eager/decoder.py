@@ -23,6 +23,7 @@ from engine.model.checkpoints.coded_linear import without_weights
 from engine.model.errors import BROKEN, lacks_memory
 from engine.model.layers.eager import latent
 from engine.model.layers.eager.counting import count_packed
+from engine.model.layers.eager.filling import filled
 from engine.model.layers.eager.recurrent import StateLayers
 from engine.model.layers.eager.state_kernels import exact_decays
 from engine.model.layers.layout import AttentionCall, AttentionLayout
@@ -119,6 +120,12 @@ class EagerDecoder:
 
         Returns the logits of `batch.logit_rows`: [num_logit_rows, vocab_size].
         """
+        if batch.states is None or not batch.states.batch_invariant:
+            return self._computed(batch, caches)
+        with filled(batch) as whole:
+            return self._computed(whole, caches)
+
+    def _computed(self, batch: Batch, caches: LayerCaches) -> Tensor:
         step = _Step(batch.positions, caches, batch.columns, self.calls, self._places)
         token = _step.set(step)
         if self._rotary is not None:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from engine.model.layers.eager.filling import of_tokens
 from engine.model.layers.packing import Packer
 from kernels.types import Linear, Quantization
 
@@ -35,7 +36,7 @@ class PackedLinear(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """[..., in_features] to [..., out_features]."""
         rows = x.reshape(-1, self.in_features)
-        return self._product(rows).view(*x.shape[:-1], self.out_features)
+        return of_tokens(self._product, rows).view(*x.shape[:-1], self.out_features)
 
 
 def exact_modules(model: nn.Module) -> set[nn.Module]:
@@ -43,9 +44,11 @@ def exact_modules(model: nn.Module) -> set[nn.Module]:
     return {module for name, module in _products(model) if _is_exact(name, module)}
 
 
-def pack_products(model: PreTrainedModel, quantization: Quantization) -> None:
+def pack_products(
+    model: PreTrainedModel, quantization: Quantization, *, batch_invariant: bool
+) -> None:
     """Put packed products in place of a model's own, one after the other."""
-    packer = Packer(quantization, batch_invariant=False, dtype=model.dtype, shard=None)
+    packer = Packer(quantization, batch_invariant, dtype=model.dtype, shard=None)
     head = model.get_output_embeddings()
     for name, module in list(_products(model)):
         parent, _, own = name.rpartition(".")
@@ -56,6 +59,22 @@ def pack_products(model: PreTrainedModel, quantization: Quantization) -> None:
         else:
             packed = packer.product([module], "none" if _is_exact(name, module) else None)
         setattr(model.get_submodule(parent), own, PackedLinear(packed, model.dtype))
+
+
+def unpacked(model: PreTrainedModel) -> list[str]:
+    """The modules that multiply by weights which `pack_products` leaves as they are, by name."""
+    packed = {name for name, _ in _products(model) if name.rpartition(".")[2] not in _READ}
+    return [
+        name
+        for name, module in model.named_modules()
+        if name not in packed
+        and not isinstance(module, nn.Embedding | nn.Conv1d)
+        and any(map(_is_matrix, (*module.parameters(False), *module.buffers(False))))
+    ]
+
+
+def _is_matrix(values: Tensor) -> bool:
+    return sum(size > 1 for size in values.shape) > 1
 
 
 def _products(model: nn.Module) -> Iterator[tuple[str, nn.Linear]]:

@@ -227,4 +227,5 @@ def _moved(runs: StateRuns, device: torch.device) -> StateRuns:
         return tensor.to(device, non_blocking=True)
 
     drawn = None if runs.drawn is None else moved(runs.drawn)
-    return StateRuns(moved(runs.starts), moved(runs.sources), moved(runs.targets), drawn)
+    places = moved(runs.starts), moved(runs.sources), moved(runs.targets)
+    return StateRuns(*places, drawn, runs.batch_invariant)

@@ -20,7 +20,7 @@ from typing import Any, Final, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import silu, softplus
+from torch.nn.functional import pad, silu, softplus
 from transformers.activations import ACT2FN
 
 from engine.model.checkpoints.plain import COMPUTED
@@ -245,7 +245,10 @@ def _scan_channels(
 def _limited(steps: Tensor, limits: tuple[float, float], drawn: Tensor | None) -> Tensor:
     """`transformers` limits steps of prompts only, however these are cut into chunks here."""
     within = steps.clamp(*limits)
-    return within if drawn is None else torch.where(drawn[:, None], steps, within)
+    if drawn is None:
+        return within
+    drawn = pad(drawn, (0, len(steps) - len(drawn)))  # rows that are no token's
+    return torch.where(drawn[:, None], steps, within)
 
 
 _OF_STATES: Final[dict[str, Callable[..., Any]]] = {
