@@ -167,7 +167,7 @@ def _yardstick(
     quantization: Quantization = "none" if config.quantize == "auto" else config.quantize
     if quantization != "none" or original.quantized_by:
         cuts, exact = None, exact_modules(eager.model)
-        if not _packs(eager, config):
+        if not _packs(eager):
             try:
                 description = describe(eager.model, eager.calls, max_positions(config))
             except Unfamiliar as reason:
@@ -218,12 +218,13 @@ def _fused(
             shard=shard,
         )
     except Unfamiliar as reason:
-        if _packs(eager, config):
+        if _packs(eager):
             _log.info("layers are not fused, their products are packed: %s", reason)
             if config.batch_invariant:
                 _require_packed(eager.model)
             quantization: Quantization = "none" if config.quantize == "auto" else config.quantize
-            pack_products(eager.model, quantization, batch_invariant=config.batch_invariant)
+            invariant = config.batch_invariant
+            pack_products(eager.model, quantization, batch_invariant=invariant, shard=shard)
             return None
         setting = _needs_fusing(config, quantized_by)
         if setting is not None:
@@ -232,12 +233,11 @@ def _fused(
         return None
 
 
-def _packs(eager: EagerDecoder, config: EngineConfig) -> bool:
+def _packs(eager: EagerDecoder) -> bool:
     """Whether products alone are packed, of a model's own modules: where some keep a state, of
     which no family is fused.
     """
-    serves = config.tensor_parallel == 1
-    return eager.has_states and serves and eager.model.device.type == "cpu" and available()
+    return eager.has_states and eager.model.device.type == "cpu" and available()
 
 
 def _require_packed(model: PreTrainedModel) -> None:
@@ -260,8 +260,8 @@ def _needs_fusing(config: EngineConfig, quantized_by: str | None) -> str | None:
 
 
 def _cut(layout: AttentionLayout, shard: Shard | None) -> AttentionLayout:
-    """Of a rank's part of the model."""
-    if shard is None:
+    """Of a rank's part of the model; each has all that a model with states keeps."""
+    if shard is None or layout.states:
         return layout
     calls = []
     for call in layout.calls:

@@ -3,7 +3,9 @@
 Each rank has some of the heads and some of the feed-forward network's inner width ("Megatron-LM",
 Shoeybi et al. 2019, section 3): products into them are cut by outputs, products out of them by
 inputs, and the results of the latter are summed over all ranks, twice a layer. The logits are cut
-by the vocabulary, and the first rank gathers them. All else is the same on every rank.
+by the vocabulary, and the first rank gathers them. All else is the same on every rank. Where the
+modules are the model's own, every product is cut by outputs, which all ranks gather
+(`engine.model.layers.eager.products`).
 """
 
 from __future__ import annotations
@@ -59,18 +61,26 @@ class Shard:
         Always in the order of the ranks, which a ring does not keep: there, in which order a row is
         summed depends on the rows beside it.
         """
-        parts = part.new_empty((self.size, *part.shape))
-        distributed.all_gather(list(parts.unbind()), part.contiguous())
-        return parts.sum(0)
+        return self._of_all(part).sum(0)
 
-    def gather(self, part: Tensor) -> Tensor:
-        """All ranks' columns side by side on the first rank; the others keep what they have."""
+    def gather(self, part: Tensor, *, on_all: bool) -> Tensor:
+        """All ranks' columns side by side, on all ranks, or on the first one alone: then the others
+        keep what they have.
+        """
+        if on_all:
+            return torch.cat(self._of_all(part).unbind(), dim=1)
         if self.rank:
             distributed.gather(part.contiguous(), dst=0)
             return part
         parts = [torch.empty_like(part) for _ in range(self.size)]
         distributed.gather(part.contiguous(), parts, dst=0)
         return torch.cat(parts, dim=1)
+
+    def _of_all(self, part: Tensor) -> Tensor:
+        """All ranks' parts, [ranks, ...], on every rank."""
+        parts = part.new_empty((self.size, *part.shape))
+        distributed.all_gather(list(parts.unbind()), part.contiguous())
+        return parts
 
 
 def join(shard: Shard, meeting: Path) -> None:
@@ -96,20 +106,24 @@ def leave() -> None:
 
 
 class Gathered:
-    """A product that is cut by its outputs, which the first rank gathers; a `Linear`."""
+    """A product that is cut by its outputs, which all ranks gather or the first one; a `Linear`."""
 
-    def __init__(self, product: Linear, out_features: int, shard: Shard) -> None:
+    def __init__(
+        self, product: Linear, out_features: int, shard: Shard, *, on_all: bool = False
+    ) -> None:
         self._product = product
         self._shard = shard
+        self._on_all = on_all
         self.in_features = product.in_features
         self.out_features = out_features
         self.nbytes = product.nbytes
 
     def __call__(self, x: Tensor) -> Tensor:
-        """See `Linear`; on all ranks but the first the result has only their own columns."""
+        """See `Linear`; where the first rank gathers, the others have their own columns alone."""
         if not len(x):  # of a step that draws nothing
             return x.new_empty((0, self.out_features))
-        return self._shard.gather(self._product(x))[:, : self.out_features]
+        gathered = self._shard.gather(self._product(x), on_all=self._on_all)
+        return gathered[:, : self.out_features]
 
 
 def cut(description: Description, shard: Shard) -> Description:
@@ -118,7 +132,7 @@ def cut(description: Description, shard: Shard) -> Description:
     Raises `EngineError`, naming `tensor_parallel`, for what cannot be cut.
     """
     layers = [_layer(layer, shard) for layer in description.layers]
-    _keep_vocabulary(_plain(description.head), shard)
+    keep_equal_outputs(_plain(description.head), shard)
     return replace(description, layers=layers)
 
 
@@ -260,13 +274,13 @@ def _keep_inputs(module: nn.Linear, columns: slice, shard: Shard) -> None:
     _set(module, module.weight[:, columns], None if shard.rank else module.bias)
 
 
-def _keep_vocabulary(head: nn.Linear, shard: Shard) -> None:
-    """As many tokens on every rank, since they are gathered: behind the last ones lie zeros."""
-    width = -(-len(head.weight) // shard.size)
-    missing = width * shard.size - len(head.weight)
+def keep_equal_outputs(product: nn.Linear, shard: Shard) -> None:
+    """As many on every rank, since they are gathered: behind the last ones lie zeros."""
+    width = -(-len(product.weight) // shard.size)
+    missing = width * shard.size - len(product.weight)
     rows = slice(shard.rank * width, (shard.rank + 1) * width)
-    bias = None if head.bias is None else pad(head.bias, (0, missing))[rows]
-    _set(head, pad(head.weight, (0, 0, 0, missing))[rows], bias)
+    bias = None if product.bias is None else pad(product.bias, (0, missing))[rows]
+    _set(product, pad(product.weight, (0, 0, 0, missing))[rows], bias)
 
 
 def _set(module: nn.Linear, weight: Tensor, bias: Tensor | None) -> None:

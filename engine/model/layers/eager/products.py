@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 
 from engine.model.layers.eager.filling import of_tokens
 from engine.model.layers.packing import Packer
+from engine.model.layers.shard import Gathered, Shard, keep_equal_outputs
 from kernels.types import Linear, Quantization
 
 _CHOOSING: Final = {"gate", "router", "shared_expert_gate"}
@@ -34,9 +35,10 @@ class PackedLinear(nn.Module):
         self._product = product
 
     def forward(self, x: Tensor) -> Tensor:
-        """[..., in_features] to [..., out_features]."""
+        """[..., in_features] to [..., out_features]; of a head, a rank's part of these."""
         rows = x.reshape(-1, self.in_features)
-        return of_tokens(self._product, rows).view(*x.shape[:-1], self.out_features)
+        made = of_tokens(self._product, rows)
+        return made.view(*x.shape[:-1], made.shape[1])
 
 
 def exact_modules(model: nn.Module) -> set[nn.Module]:
@@ -45,19 +47,32 @@ def exact_modules(model: nn.Module) -> set[nn.Module]:
 
 
 def pack_products(
-    model: PreTrainedModel, quantization: Quantization, *, batch_invariant: bool
+    model: PreTrainedModel,
+    quantization: Quantization,
+    *,
+    batch_invariant: bool,
+    shard: Shard | None,
 ) -> None:
-    """Put packed products in place of a model's own, one after the other."""
-    packer = Packer(quantization, batch_invariant, dtype=model.dtype, shard=None)
+    """Put packed products in place of a model's own, one after the other.
+
+    A rank multiplies by its part of the outputs, which all ranks gather; what is no product they
+    all compute, with the same bits.
+    """
+    packer = Packer(quantization, batch_invariant, model.dtype, shard)
     head = model.get_output_embeddings()
     for name, module in list(_products(model)):
         parent, _, own = name.rpartition(".")
         if own in _READ:
             continue
+        cut = None if module.out_features <= _FEW else shard
+        if cut is not None:
+            keep_equal_outputs(module, cut)
         if module is head:
             packed = packer.head(module)
         else:
             packed = packer.product([module], "none" if _is_exact(name, module) else None)
+            if cut is not None:
+                packed = Gathered(packed, module.out_features, cut, on_all=True)
         setattr(model.get_submodule(parent), own, PackedLinear(packed, model.dtype))
 
 
