@@ -117,7 +117,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         resumed=st.lists(st.integers(0, 8), max_size=4),
         count=st.sampled_from([1, 1, 2, 3, 4]),
         up_to=st.one_of(st.none(), st.none(), st.just(0), st.integers(0, 70)),
-        ends=st.lists(st.integers(1, 70), max_size=2),
+        ends=st.lists(st.integers(1, 70), max_size=4),
         lease=st.sampled_from([0.0, 3.0, 30.0]),
         scored=st.booleans(),
     )
