@@ -74,9 +74,11 @@ class Results:
         return count
 
     def _score(self, chunk: ScheduledChunk, told: range) -> list[News]:
-        """Take over a prompt's log-probabilities, told as those of a sequence that goes on."""
+        """Take over a prompt's log-probabilities, told as those of a sequence that goes on: the one
+        that has computed them may have been aborted meanwhile.
+        """
         group = self._lifecycle.running.get(chunk.sequence.request_id)
-        if group is None or chunk.sequence not in group.sequences:
+        if group is None or chunk.sequence.request is not group.request:
             return []
         assert chunk.scored.start == group.num_scored, "each is told once, and none is left out"
         group.num_scored = chunk.scored.stop

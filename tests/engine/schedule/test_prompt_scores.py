@@ -109,3 +109,17 @@ def test_who_goes_on_elsewhere_is_told_the_rest() -> None:
         assert scores_of(core, request)["r"] == expected_scores(prompt)[known:]
         # A block of four tokens is found where all of its scores are known.
         assert core.stats().cached_tokens == known // 4 * 4 + (known % 4 if known < 39 else 3)
+
+
+@pytest.mark.parametrize("budget", [10, 64])
+def test_whoever_computes_a_prompt_may_be_aborted_before_its_scores_are_known(budget: int) -> None:
+    core = simulated_core(step_token_budget=budget, max_running_requests=4, runs_ahead=True)
+    request = scored_request("one", random_prompt(random.Random(3), 30), 4, num_sequences=3)
+    core.submit(request)
+    deltas = core.step()
+    core.abort("one", 0)
+    while not core.is_idle:
+        deltas += core.step()
+        core.scheduler.check()
+    told = [one for delta in deltas for one in delta.prompt_logprobs]
+    assert told == expected_scores(request.prompt)
