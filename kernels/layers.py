@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from torch import Tensor
 
@@ -13,6 +13,14 @@ from kernels.types import Activation, DecoderLayer
 
 if TYPE_CHECKING:
     from kernels.native.decoder import Stack
+
+ADAPTED: Final = ("qkv", "out", "gate_up", "down")
+"""A layer's products that adapters may change."""
+
+
+def product_number(layer: int, product: str) -> int:
+    """Of one of a layer's `ADAPTED` products, among those of all layers."""
+    return layer * len(ADAPTED) + ADAPTED.index(product)
 
 
 def add_rms_norm(

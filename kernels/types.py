@@ -163,6 +163,33 @@ class Linear(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class LowRank:
+    """Some ranks of an adapter's change to a product, in its type (LoRA, Hu et al., 2021)."""
+
+    down: Tensor  # [rank, in_features], contiguous
+    up: Tensor  # [rank, width], contiguous: to the outputs from `column` on
+    column: int
+    scale: float
+    """Of what is added: `scale * x @ down.T @ up`."""
+
+
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
+class Adapter:
+    """What is added to a model's products, by their numbers: whoever computes them says which."""
+
+    changes: tuple[tuple[LowRank, ...], ...]
+    pages: tuple[int, ...] = ()
+    """Of the KV memory, which hold its weights."""
+
+
+class AdaptedRows(NamedTuple):
+    """The rows of a step that have an adapter; no row is in two of them."""
+
+    adapter: Adapter
+    rows: Tensor  # [num_rows] int64, on the compute device
+
+
 @dataclass(frozen=True, slots=True)
 class Norm:
     """An RMSNorm: what it multiplies by, any offset included, and its epsilon.

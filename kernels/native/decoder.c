@@ -18,6 +18,7 @@ typedef struct {
     const pw_column *columns;
     pw_attention attention;
     char *buffers[NUM_BUFFERS];
+    int64_t layer; /* its number */
 } decoder;
 
 static void need(int64_t *bytes, int64_t width, int64_t type) {
@@ -63,9 +64,17 @@ static bool allocate(decoder *d, const pw_layer *layers, int64_t num_layers, cha
     return *memory;
 }
 
-static void multiply(const decoder *d, const pw_linear_weights *weights, const void *inputs,
-                     void *outputs) {
+/* And what adapters add to this product of the layer. */
+static void multiply(const decoder *d, int product, const pw_linear_weights *weights,
+                     const void *inputs, void *outputs) {
     pw_linear(weights, d->step->num_tokens, d->attention.type, inputs, outputs);
+    const pw_adaptation adaptation = {
+        .adapters = d->step->adapters, .num_adapters = d->step->num_adapters,
+        .inputs = inputs, .outputs = outputs, .change = d->layer * PW_NUM_ADAPTED + product,
+        .input_row = weights->in_features, .output_row = weights->out_features,
+        .type = d->attention.type,
+    };
+    pw_adapt(&adaptation);
 }
 
 /* The same with results in float32, whatever the inputs are. */
@@ -146,7 +155,7 @@ static void rotate(const decoder *d, const pw_layer *layer, const pw_cache *cach
 
 /* The network that all tokens go through. */
 static void run_network(const decoder *d, const pw_layer *layer, const void *seen, void *outputs) {
-    multiply(d, layer->gate_up, seen, d->buffers[GATE_UP]);
+    multiply(d, PW_OF_GATE_UP, layer->gate_up, seen, d->buffers[GATE_UP]);
     const pw_gating gating = {
         .gate_up = d->buffers[GATE_UP], .output = d->buffers[GATED],
         .gate_up_row = layer->gate_up->out_features, .num_tokens = d->step->num_tokens,
@@ -154,7 +163,7 @@ static void run_network(const decoder *d, const pw_layer *layer, const void *see
         .activation = layer->activation, .is_plain = layer->is_plain,
     };
     pw_gate(&gating);
-    multiply(d, layer->down, d->buffers[GATED], outputs);
+    multiply(d, PW_OF_DOWN, layer->down, d->buffers[GATED], outputs);
 }
 
 /* Adds what the network beside the experts gives. */
@@ -191,11 +200,11 @@ static void mix_experts(const decoder *d, const pw_layer *layer, const void *see
     }
 }
 
-static int run_layer(decoder *d, const pw_layer *layer, const pw_cache *cache, bool first) {
+static int run_layer(decoder *d, const pw_layer *layer, const pw_cache *cache) {
     const pw_step *step = d->step;
     const int64_t dim = layer->qkv->in_features;
-    const void *seen = normed(d, &layer->before_attention, dim, first ? NULL : step->update);
-    multiply(d, layer->qkv, seen, d->buffers[QKV]);
+    const void *seen = normed(d, &layer->before_attention, dim, d->layer ? step->update : NULL);
+    multiply(d, PW_OF_QKV, layer->qkv, seen, d->buffers[QKV]);
     norm_jointly(d, layer);
     rotate(d, layer, cache);
     d->attention.kv = cache->kv;
@@ -207,7 +216,8 @@ static int run_layer(decoder *d, const pw_layer *layer, const pw_cache *cache, b
     if (pw_attend(&d->attention) != 0) {
         return -1;
     }
-    multiply(d, layer->out, d->buffers[ATTENDED], before_norm(d, &layer->after_attention));
+    multiply(d, PW_OF_OUT, layer->out, d->buffers[ATTENDED],
+             before_norm(d, &layer->after_attention));
     norm_update(d, &layer->after_attention, dim);
     if (layer->is_parallel) { /* and NORMED is as attention has seen it */
         const pw_norm_weight none = {0};
@@ -235,8 +245,8 @@ int pw_decode(const pw_layer *layers, const pw_cache *caches, int64_t num_layers
     d.attention.query = d.buffers[QUERY];
     d.attention.output = d.buffers[ATTENDED];
     int status = 0;
-    for (int64_t i = 0; status == 0 && i < num_layers; i++) {
-        status = run_layer(&d, &layers[i], &caches[i], i == 0);
+    for (; status == 0 && d.layer < num_layers; d.layer++) {
+        status = run_layer(&d, &layers[d.layer], &caches[d.layer]);
     }
     free(memory);
     return status;

@@ -2,6 +2,7 @@
 #ifndef PW_DECODER_H
 #define PW_DECODER_H
 
+#include "adapters/adapters.h"
 #include "attention/attention.h"
 #include "experts/experts.h"
 #include "linear/linear.h"
@@ -51,6 +52,8 @@ typedef struct {
     void *residual; /* [num_tokens, dim]: the embeddings, then the sum of all updates but the last */
     void *update;   /* [num_tokens, dim]: the last layer's update */
     int64_t num_tokens;
+    const pw_adapted_rows *adapters; /* [num_adapters] */
+    int64_t num_adapters;
 } pw_step;
 
 /* `attention` is the first layer's, but for query, output, kv, tables, window, scale, softcap and sinks.

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from kernels.kv_format import head_size
 from kernels.native import library
+from kernels.native.adapters import pack_rows
 from kernels.native.attention import pack_call
 from kernels.native.experts import PackedExperts, pack_routing
 from kernels.native.layers import ACTIVATIONS
@@ -19,6 +20,7 @@ from kernels.native.library import pointer
 from kernels.native.linear import packed_address
 from kernels.types import (
     Activation,
+    AdaptedRows,
     AttentionBatch,
     DecoderLayer,
     Dense,
@@ -34,7 +36,7 @@ _LAYER = Struct("=6q" + 8 * "4qd" + "2q5q2d")
 _MIXTURE_END = Struct("=3q")
 """`pw_mixture` behind its routing."""
 
-_STEP = Struct("=4q")
+_STEP = Struct("=6q")
 """`pw_step`."""
 
 _CACHE = Struct("=2q")
@@ -81,20 +83,25 @@ class Stack:
         positions: Tensor,
         caches: LayerCaches,
         columns: Sequence[AttentionBatch],
+        adapted: Sequence[AdaptedRows] = (),
     ) -> Tensor:
         """Take the residual stream [num_tokens, dim] through all layers, and write their KV.
 
         All updates but the last are added to it, and that one is returned. `positions` is
         [num_tokens] int64, as in `kernels.layers.rotate_and_write`; `columns` are the batch with
-        the block tables and slots of each column. Raises `MemoryError`.
+        the block tables and slots of each column. The products of `adapted` rows are numbered as
+        `kernels.layers.product_number` says. Raises `MemoryError`.
         """
         assert residual.is_contiguous()
+        rows = ctypes.create_string_buffer(pack_rows(adapted))
         update, kv, batch = torch.empty_like(residual), caches.views[0], columns[0]
         step = _STEP.pack(
             positions.data_ptr(),
             residual.data_ptr(),
             update.data_ptr(),
             len(residual),
+            ctypes.addressof(rows),
+            len(adapted),
         )
         head_dim, dtype = head_size(kv), residual.dtype
         strides = (0, 0, self._num_heads * head_dim, head_dim)

@@ -8,6 +8,7 @@ BEGIN_TARGET("avx2,fma,f16c")
 #define ISA avx2
 #include "processor/vector_avx2.h"
 
+#include "adapters/body.template.h"
 #include "attention/body.template.h"
 #include "layers/body.template.h"
 #include "recurrent/body.template.h"

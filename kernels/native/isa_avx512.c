@@ -8,6 +8,7 @@ BEGIN_TARGET("avx512f,avx512dq,avx512bw,avx512vl,fma")
 #define ISA avx512
 #include "processor/vector_avx512.h"
 
+#include "adapters/body.template.h"
 #include "attention/body.template.h"
 #include "layers/body.template.h"
 #include "recurrent/body.template.h"

@@ -1,0 +1,30 @@
+"""The door to what low-rank adapters add to products."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from kernels import backends
+from kernels.backends import Backend
+from kernels.types import AdaptedRows
+
+
+def adapt(
+    x: Tensor,
+    output: Tensor,
+    adapted: Sequence[AdaptedRows],
+    product: int,
+    *,
+    backend: Backend | None = None,
+) -> None:
+    """Add to the `output` of a product of `x` what the adapters of some rows change in it.
+
+    `x` is [num_tokens, in_features] and `output` [num_tokens, out_features], in the type of the
+    adapters; `product` is the number of theirs that counts. Sums are float32, and rounded where
+    they are added. Sources: Hu et al., "LoRA", 2021; Chen et al., "Punica", 2023 (rows of many
+    adapters in one call).
+    """
+    if adapted:
+        backends.room("adapters", x.device, backend).adapt(x, output, adapted, product)
