@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from engine.api import EngineInfo, EngineRequest, EngineStats, TokenDelta
+from engine.api import EngineError, EngineInfo, EngineRequest, EngineStats, TokenDelta
 from engine.questions import AnswerT, Question, Questions, Said, SaidT
 
 RoutedBy = Literal["residency", "load", "random"]
@@ -49,8 +49,22 @@ class FleetFigures:
     """Taken from a replica that was lost or left, to go on at another one."""
 
 
+AdapterSource = Callable[[bytes], AsyncIterator[bytes]]
+"""Brings an adapter by the name that requests have for it: its configuration, then its weights in
+pieces. Raises `EngineError` for one that there is not."""
+
+
+async def no_adapters(_: bytes) -> AsyncIterator[bytes]:
+    """Has none."""
+    raise EngineError("there is no such adapter")
+    yield b""
+
+
 class EngineClient(Questions, ABC):
     """What the service needs of an engine, wherever it runs."""
+
+    adapters: AdapterSource = staticmethod(no_adapters)
+    """What the engine is brought the adapters by that requests name."""
 
     @property
     @abstractmethod

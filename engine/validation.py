@@ -17,6 +17,8 @@ MAX_DEFINITIONS = 256
 
 MAX_LEASE_SECONDS = 7 * 86_400.0
 
+MAX_ADAPTER_NAME_BYTES = 64
+
 _MAX_TOP_K = 2**63 - 1
 """What a tensor of integers holds, and a message to the engine's process."""
 
@@ -52,6 +54,7 @@ def check_request(request: EngineRequest, info: EngineInfo) -> None:
         raise RequestRefused(f"lease_s must be 0 ... {MAX_LEASE_SECONDS:.0f}", "cache")
     _check_lines(request, info)
     _check_grammar(request, info)
+    _check_adapter(request, info)
     _check_generated(request, info)
     total = len(prompt) + sampling.max_tokens
     if total > info.max_context_tokens:
@@ -155,6 +158,19 @@ def _check_grammar(request: EngineRequest, info: EngineInfo) -> None:
         raise RequestRefused("what has a grammar ends where that says", "min_tokens")
     if not set(info.eos_token_ids) <= set(request.sampling.stop_token_ids):
         raise RequestRefused("the model's end tokens must stop what has a grammar", "grammar")
+
+
+def _check_adapter(request: EngineRequest, info: EngineInfo) -> None:
+    """Whether there can be an adapter, as far as that is known without its weights."""
+    use = request.adapter
+    if use is None:
+        return
+    if not info.linears:
+        raise RequestRefused("this engine serves no adapters", "adapter")
+    if not 0 < len(use.name) <= MAX_ADAPTER_NAME_BYTES:
+        raise RequestRefused(f"a name has 1 ... {MAX_ADAPTER_NAME_BYTES} bytes", "adapter")
+    if not 0 <= use.start < len(request.prompt):
+        raise RequestRefused("an adapter acts from a token of the prompt on", "adapter")
 
 
 def _check_generated(request: EngineRequest, info: EngineInfo) -> None:

@@ -99,6 +99,21 @@ OF_GRAMMAR: Final = "the grammar"
 """How the error of a delta begins that a request's grammar is the reason of."""
 
 
+class AdapterUse(msgspec.Struct, frozen=True):
+    """An adapter that acts from token `start` of a prompt on: 0, or where it is invoked (activated
+    LoRA: Greenewald et al., 2025).
+
+    Its `name` is a keyed digest of its weights, which only who may use it can make; the engine asks
+    the service for what it does not have of that name (`EngineClient.adapters`).
+    """
+
+    name: bytes
+    start: int = 0
+    pin: str | None = None
+    """Under this name its blocks stay until `unpin`, or until another adapter's are to; not where
+    the tenant may not have so many pinned."""
+
+
 class TenantShare(msgspec.Struct, frozen=True, kw_only=True):
     """What a tenant may have of the engine; the newest one that was seen counts.
 
@@ -131,7 +146,8 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
     with it. `pin` names a prompt (`max_tokens == 0`) whose full blocks stay in the
     pool until `unpin`. Of a tenant's requests, those of higher `priority` are served first; between
     tenants it says nothing. What it leaves in the cache is told under the name of its
-    `conversation`, if it has one (`EngineClient.chains`).
+    `conversation`, if it has one (`EngineClient.chains`). Behind the token where its `adapter`
+    acts it finds, and leaves, blocks of that adapter alone.
     """
 
     request_id: str
@@ -152,11 +168,22 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
     pin: str | None = None
     priority: int = 0
     conversation: str | None = None
+    adapter: AdapterUse | None = None
 
     def without_answers(self) -> EngineRequest:
         """The same, which leaves nothing in the cache that is behind its prompt."""
         most = len(self.prompt) if self.cache.up_to is None else self.cache.up_to
         return msgspec.structs.replace(self, cache=msgspec.structs.replace(self.cache, up_to=most))
+
+    @property
+    def adapter_name(self) -> bytes:
+        """Of its adapter; empty where it has none."""
+        return b"" if self.adapter is None else self.adapter.name
+
+    @property
+    def answer_key(self) -> bytes:
+        """Whoever may find its answers asks the same model."""
+        return self.namespaces.private_key + self.adapter_name
 
     @property
     def num_outputs(self) -> int:

@@ -22,6 +22,7 @@ from engine.model.fingerprint import model_fingerprint
 from engine.model.kernel_paths import Choice, choose_kernel_paths, measured_step_tokens, rounding
 from engine.model.kv_memory import Layout, automatic_kv_bytes, gpu_kv_bytes
 from engine.model.layers.fused import FusedDecoder
+from engine.model.layers.linear_places import shapes
 from engine.model.layers.paged_model import PagedModel
 from engine.model.load import load_model
 from engine.model.parallel import followers_of
@@ -212,6 +213,7 @@ def _info(
         hash_extras=fingerprint,
         rotary_switch=model.weights.rotary_switch,
         limits_prompts=model.weights.limits_prompts,
+        linears=shapes(model.linears),
         logit_error=model.logit_error,
     )
     most = min(info.max_context_tokens, info.longest(info.memory_pages))

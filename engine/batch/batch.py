@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, chain
+from types import MappingProxyType
 from typing import Any, Final
 from weakref import WeakKeyDictionary
 
@@ -18,7 +19,7 @@ from engine.batch.states import state_runs
 from engine.blocks.table import BlockTable
 from engine.sequences.plan import ScheduledChunk, StepPlan
 from kernels.prefix_groups import GroupFinder, GroupingRule, HostGroups, Integers
-from kernels.types import AttentionBatch, Chunk, PrefixGroups, StateRuns
+from kernels.types import AdaptedRows, Adapter, AttentionBatch, Chunk, PrefixGroups, StateRuns
 
 _SPARE = 16
 _Part = tuple[Sequence[int], int, int, Sequence[int] | Integers]
@@ -110,6 +111,8 @@ class Batch:
     states: StateRuns | None = None
     """In the host's memory. Where a model has states and none are said, each sequence begins with
     none, and nobody goes on with it."""
+    adapted: tuple[AdaptedRows, ...] = ()
+    """In the host's memory, too."""
 
     @property
     def columns(self) -> list[AttentionBatch]:
@@ -137,8 +140,11 @@ class BatchBuilder:
         rule: GroupingRule | None,
         rotary_switch: int | None = None,
         kinds: Sequence[Kind] = (EVERYTHING,),
+        adapters: Mapping[bytes, Adapter] = MappingProxyType({}),
     ) -> None:
+        """Of requests' `adapters`, those that are in the model's memory."""
         self._block_size = block_size
+        self._adapters = adapters
         self._device = device
         self._rotary_switch = rotary_switch
         self._finder = None
@@ -172,7 +178,20 @@ class BatchBuilder:
         ]
         batch = pack(parts, rows, self._block_size, self._device, self._group)
         states = state_runs(chunks, self._block_size) if self._has_states else None
-        return replace(batch, is_long=self._is_long(chunks), states=states)
+        adapted = self._adapted(places)
+        return replace(batch, is_long=self._is_long(chunks), states=states, adapted=adapted)
+
+    def _adapted(self, places: Sequence[tuple[ScheduledChunk, int]]) -> tuple[AdaptedRows, ...]:
+        """The rows of each adapter, given chunks and their first rows."""
+        found: dict[bytes, list[int]] = {}
+        for chunk, first in places:
+            use = chunk.sequence.request.adapter
+            if use is not None and use.start < chunk.start + chunk.num_rows:
+                start = first + max(0, use.start - chunk.start)
+                found.setdefault(use.name, []).extend(range(start, first + chunk.num_rows))
+        return tuple(
+            AdaptedRows(self._adapters[name], torch.tensor(rows)) for name, rows in found.items()
+        )
 
     def _parts(self, chunk: ScheduledChunk, *, one_by_one: bool) -> Iterator[_Part]:
         pages, token_ids = self._tables.row(chunk.sequence.table), _token_ids(chunk)

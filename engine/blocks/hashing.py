@@ -10,11 +10,32 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 from hashlib import blake2b
+from typing import Final, NamedTuple
 
-from engine.api import Namespaces
+from engine.api import AdapterUse, Namespaces
 
 HASH_BYTES = 16
 KEY_BYTES = 32
+
+
+class Extras(NamedTuple):
+    """What KV depends on besides tokens."""
+
+    always: bytes = b""
+    acting: bytes = b""
+    """Beside that, in blocks with a token from `start` on."""
+    start: int = 0
+
+    def of(self, index: int, block_size: int) -> bytes:
+        """Those of block number `index`."""
+        return self.always + self.acting if self.act_on(index, block_size) else self.always
+
+    def act_on(self, index: int, block_size: int) -> bool:
+        """Whether that block has such a token."""
+        return (index + 1) * block_size > self.start
+
+
+NO_EXTRAS: Final = Extras()
 
 
 def derive_key(secret: bytes, *labels: str) -> bytes:
@@ -29,10 +50,17 @@ def derive_key(secret: bytes, *labels: str) -> bytes:
     return digest.digest()
 
 
-def extras_for(extras: bytes, rotary_switch: int | None, num_tokens: int) -> bytes:
-    """The `extras` of a sequence of `num_tokens`: longer than `rotary_switch` it has other KV."""
+def extras_for(
+    always: bytes, rotary_switch: int | None, num_tokens: int, adapter: AdapterUse | None
+) -> Extras:
+    """Those of a sequence of `num_tokens`: longer than `rotary_switch` it has other KV. So it has
+    where an `adapter` acts, and none in common with one that it acts on elsewhere.
+    """
     is_long = rotary_switch is not None and num_tokens > rotary_switch
-    return extras + b" long" if is_long else extras
+    always = always + b" long" if is_long else always
+    if adapter is None:
+        return Extras(always)
+    return Extras(always, adapter.name + adapter.start.to_bytes(8, "little"), adapter.start)
 
 
 def block_key(namespaces: Namespaces, index: int, block_size: int) -> bytes:
@@ -54,7 +82,7 @@ def extend_block_hashes(
     token_ids: Sequence[int],
     block_size: int,
     namespaces: Namespaces,
-    extras: bytes = b"",
+    extras: Extras = NO_EXTRAS,
     most: int | None = None,
 ) -> None:
     """Append to `hashes` the hash of every full block of `token_ids` that it does not hold yet.
@@ -65,7 +93,7 @@ def extend_block_hashes(
     end = None if most is None else (first + most) * block_size
     packed = array("I", token_ids[first * block_size : end]).tobytes()
     width = block_size * 4
-    prefix = len(extras).to_bytes(8, "little") + extras
+    prefixes = _prefix(extras.always), _prefix(extras.always + extras.acting)
     parent = parent_hash(hashes, first)
     # A hash that has taken in its key is copied in a third of the time of a new one.
     keyed = {
@@ -74,6 +102,7 @@ def extend_block_hashes(
     }
     for index, start in enumerate(range(0, len(packed) - width + 1, width), first):
         digest = keyed[block_key(namespaces, index, block_size)].copy()
+        prefix = prefixes[extras.act_on(index, block_size)]
         digest.update(parent + prefix + packed[start : start + width])
         parent = digest.digest()
         hashes.append(parent)
@@ -84,24 +113,27 @@ def tail_hash(
     token_ids: Sequence[int],
     block_size: int,
     namespaces: Namespaces,
-    extras: bytes = b"",
+    extras: Extras = NO_EXTRAS,
 ) -> bytes:
     """The hash of the partly filled block behind the full ones of `token_ids`, which have `hashes`.
 
     It differs from that of every full block, whose tokens are more.
     """
     index = len(token_ids) // block_size
-    prefix = len(extras).to_bytes(8, "little") + extras
     packed = array("I", token_ids[index * block_size :]).tobytes()
     key = block_key(namespaces, index, block_size)
-    data = parent_hash(hashes, index) + prefix + packed
+    data = parent_hash(hashes, index) + _prefix(extras.of(index, block_size)) + packed
     return blake2b(data, key=key, digest_size=HASH_BYTES).digest()
 
 
 def block_hashes(
-    token_ids: Sequence[int], block_size: int, namespaces: Namespaces, extras: bytes = b""
+    token_ids: Sequence[int], block_size: int, namespaces: Namespaces, extras: Extras = NO_EXTRAS
 ) -> list[bytes]:
     """The hashes of all full blocks of `token_ids`."""
     hashes: list[bytes] = []
     extend_block_hashes(hashes, token_ids, block_size, namespaces, extras)
     return hashes
+
+
+def _prefix(extras: bytes) -> bytes:
+    return len(extras).to_bytes(8, "little") + extras

@@ -7,10 +7,11 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from heapq import merge
 from typing import Final
 
-from engine.api import Namespaces
+from engine.api import AdapterUse, Namespaces
 from engine.blocks.eviction.leases import LeaseTerms
 from engine.blocks.eviction.worth import Purpose
 from engine.blocks.hashing import (
+    Extras,
     block_key,
     extend_block_hashes,
     extras_for,
@@ -44,9 +45,11 @@ class BlockTable:
         rotary_switch: int | None = None,
         terms: LeaseTerms | None = None,
         ends: tuple[int, ...] = (),
+        adapter: AdapterUse | None = None,
     ) -> None:
-        """`extras` are those of short sequences, if KV differs behind `rotary_switch` tokens.
-        Others are said to go on behind the `ends`.
+        """`extras` are what KV always depends on besides tokens; it differs behind `rotary_switch`
+        tokens, if that is given, and where an `adapter` acts. Others are said to go on behind the
+        `ends`.
         """
         self.held = Rows(pool, block_size, owner)
         """All blocks, by kind."""
@@ -56,9 +59,11 @@ class BlockTable:
         self._block_size = block_size
         self._owner = owner
         self._namespaces = namespaces
-        self._short_extras = self.extras = extras
-        """What its KV depends on besides tokens."""
+        self._extras = extras
         self._rotary_switch = rotary_switch
+        self._adapter = adapter
+        self.extras = self._extras_for(0)
+        """What its KV depends on besides tokens."""
         self._terms = terms
         self._hashes: list[bytes] = []
         self.num_sealed = 0
@@ -202,11 +207,12 @@ class BlockTable:
             self._block_size,
             self._owner,
             self._namespaces,
-            self._short_extras,
+            self._extras,
             self.up_to,
             self._rotary_switch,
             self._terms,
             self._said_ends,
+            self._adapter,
         )
         fork.held.fork(self.held)
         fork.extras = self.extras
@@ -339,15 +345,16 @@ class BlockTable:
         if self._tail is not None:
             yield len(hashes), (self._tail, number)
 
-    def _extras_for(self, num_tokens: int) -> bytes:
-        return extras_for(self._short_extras, self._rotary_switch, num_tokens)
+    def _extras_for(self, num_tokens: int) -> Extras:
+        return extras_for(self._extras, self._rotary_switch, num_tokens, self._adapter)
 
     def _place(self, token_ids: Sequence[int], index: int) -> Place:
         """The place of block number `index`, as far as `token_ids` fill it."""
         start = index * self._block_size
         # The extras are in every parent's hash, but the first block has no parent.
+        extras = self.extras.of(index, self._block_size)
         return place(
-            block_key(self._namespaces, index, self._block_size) + self.extras,
+            block_key(self._namespaces, index, self._block_size) + extras,
             parent_hash(self._hashes, index),
             token_ids[start : start + self._block_size],
         )

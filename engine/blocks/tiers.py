@@ -81,6 +81,8 @@ class Tiers(Listener):
         self.transfers = TransferQueue(self.pool, self.host)
         self.incoming: list[int] = []
         """Blocks that are held while they, or what continues them, are read from disk."""
+        self.loading: list[int] = []
+        """Those that are held while adapters are written into them."""
         self.fresh: set[int] = set()
         """The findable blocks that were registered since they were taken."""
         self._losses = Losses(num_pages, clock)
@@ -91,6 +93,11 @@ class Tiers(Listener):
         have passed of a chain is gone before its other kinds' blocks."""
         kept = sum(kind.pages for kind in self.pool.kinds if not kind.forgets)
         return self.pool.num_pages // (kept or self.pool.block_pages)
+
+    @property
+    def arriving(self) -> list[int]:
+        """What is held for requests that are still to come, one entry for each reference."""
+        return [*self.incoming, *self.loading] if self.loading else self.incoming
 
     def take_fresh(self) -> set[int]:
         """The fresh ones, once."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from engine.blocks.pool import BlockPool
@@ -60,11 +60,6 @@ class TransferQueue:
         """The blocks that are to be copied."""
         return list(self._sources.values())
 
-    @property
-    def has_swap_outs(self) -> bool:
-        """Whether blocks are to be copied to the host that may be somebody else's by now."""
-        return bool(self._swap_outs)
-
     def fills(self, blocks: Iterable[int]) -> bool:
         """Whether some of these are to be copied from slots, and do not hold anything before."""
         return not self._filled.isdisjoint(blocks)
@@ -114,6 +109,14 @@ class TransferQueue:
             elif source in given and target not in self._kept:
                 self._pool.acquire([source])
                 self._kept[target] = source
+
+    def move_evicted(self, move: Callable[[Transfers], None]) -> None:
+        """Have it done now if what was evicted is to be copied to the host: blocks that were taken
+        since may be filled at once.
+        """
+        if self._swap_outs:
+            move(self.take())
+            self.settle()
 
     def take(self) -> Transfers:
         """Everything since the last call."""

@@ -20,7 +20,7 @@ from typing import Final
 
 from engine.api import EngineRequest
 from engine.blocks.eviction.leases import LeaseTerms
-from engine.blocks.hashing import parent_hash
+from engine.blocks.hashing import Extras, parent_hash
 from engine.blocks.partial_hits import Place, place
 from engine.blocks.table import BlockTable
 from engine.disk.chain import Chain, Part, Plan
@@ -65,7 +65,7 @@ class Restore:
     """Of the request that has them read."""
     chain: Chain
     prompt: list[int]
-    extras: bytes
+    extras: Extras
     """See `BlockTable`."""
     plan: Plan
     blocks: list[int]
@@ -85,7 +85,7 @@ class Restore:
     def place(self, number: int, block_size: int) -> Place:
         """Where a block of the chain stands."""
         tokens = self.prompt[number * block_size : (number + 1) * block_size]
-        key = self.chain.key_of(number) + self.extras
+        key = self.chain.key_of(number) + self.extras.of(number, block_size)
         return place(key, parent_hash(self.chain.hashes, number), tokens)
 
 
@@ -235,7 +235,7 @@ class Restorer:
         blocks: list[int] = []
         for kind, count in sorted(Counter(part.kind for part in plan.absent).items()):
             blocks += self._pool.allocate(count, tenant, kind)
-        self._move_evicted()
+        self._lifecycle.transfers.move_evicted(self._memory.move)
         coming, size = {part.name for part in plan.absent}, self._size(plan.absent)
         prompt, extras = one.request.prompt, one.table.extras
         restore = Restore(terms, chain, prompt, extras, plan, blocks, coming, size)
@@ -309,13 +309,6 @@ class Restorer:
         self._pool.lease(((one, kind) for one in hashes), terms)
         self.num_restored_pages += len(hashes) * self._pool.kinds[kind].pages
         self._on_use(portion.file)
-
-    def _move_evicted(self) -> None:
-        """What the new blocks held may be on its way to the host: that comes first."""
-        transfers = self._lifecycle.transfers
-        if transfers.has_swap_outs:
-            self._memory.move(transfers.take())
-            transfers.settle()
 
     def _fitting(self, tenant: str, chain: Chain, plan: Plan, end: int) -> Plan:
         """The plan for the first `end` blocks of a chain, or for as many of them as there are pages

@@ -121,8 +121,7 @@ class PromptLookup:
         if len(sequence.token_ids) > first and sequence.table.keeps(sequence.num_tokens):
             tail = request.prompt[-_PROMPT_TAIL:]
             answer = sequence.token_ids[first:]
-            namespace = request.namespaces.private_key
-            self._history.add(namespace, request.tenant, (tail, answer))
+            self._history.add(request.answer_key, request.tenant, (tail, answer))
 
     def forget_tenant(self, tenant: str) -> None:
         """See `Drafter`."""
@@ -138,7 +137,7 @@ class PromptLookup:
         found = token_ids[end : end + most]
         found = (found * most)[:most] if len(found) < most else found
         if length < _LONGEST_MATCH and sequence.table.keeps(sequence.num_tokens):
-            earlier = self._history.of(sequence.request.namespaces.private_key)
+            earlier = self._history.of(sequence.request.answer_key)
             if len(earlier):
                 other, end = longest_match(known.tokens, earlier[:-1])
                 if other > length:

@@ -18,6 +18,7 @@ from engine.batch.staging import upload
 from engine.constraint.masks import Masks, RowMasks
 from engine.model.errors import attempt
 from engine.model.layers.paged_model import PagedModel
+from engine.run.adapters import ModelAdapters
 from engine.run.copies import BlockCopies, Queues
 from engine.run.device_counts import Counts, token_counts
 from engine.run.expert_use import expert_use
@@ -84,11 +85,15 @@ class ModelRunner:
         self._model = model
         self._copies = BlockCopies(model, queues)
         self.images = BlockImages(model, self._copies)
+        self.adapters = ModelAdapters(model) if model.linears else None
+        """`None` where nothing can be changed."""
         self._costs = costs
         invariant = model.batch_invariant
         rule = rule_for(model.device, batch_invariant=invariant) if prefix_grouping else None
         switch = model.weights.rotary_switch
-        self._batches = BatchBuilder(model.block_size, _HOST, rule, switch, model.kinds)
+        self._batches = BatchBuilder(
+            model.block_size, _HOST, rule, switch, model.kinds, model.adapters
+        )
         self._graphs = graphs
         self._pieces = pieces
         self._masks = masks
@@ -124,6 +129,7 @@ class ModelRunner:
         touched = [host.attention.block_tables.numpy(), np.array(copied, np.int64)]
         if host.more is not None:
             touched.append(host.more.block_tables.numpy())
+        touched += [np.array(one.adapter.pages) for one in host.adapted]
         self._copies.join(touched)
         watch = Stopwatch(model.device)
         watch.mark()
@@ -176,11 +182,13 @@ class ModelRunner:
                 assert self._draws is not None
                 token_ids.index_copy_(0, index, self._draws.tokens.index_select(0, drawn))
 
-        replayed = None if self._graphs is None else self._graphs.run(host, complete)
+        # What is recorded has no adapters.
+        graphs, pieces = (None, None) if host.adapted else (self._graphs, self._pieces)
+        replayed = None if graphs is None else graphs.run(host, complete)
         if replayed is not None:
             batch, logits = replayed
             return _chosen(host, batch.token_ids), _chosen(host, logits)
-        pieced = None if self._pieces is None else self._pieces.run(host, complete)
+        pieced = None if pieces is None else pieces.run(host, complete)
         if pieced is not None:
             return pieced
         tensors = [tensor.numpy() for tensor in tensors_of(host)]

@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass, field, replace
 
 from engine.api import next_pages
+from engine.blocks.hashing import NO_EXTRAS
 from engine.blocks.lookup import Found, Lookup
 from engine.blocks.partial_hits import PartialHit
 from engine.blocks.rows import HOLE, Rows
@@ -216,7 +217,7 @@ def _starts(
     """Where each sequence starts from, if nothing is found behind its first `limit` tokens."""
     starts: list[Start] = []
     before: list[int] = []
-    extras = b""
+    extras = NO_EXTRAS
     for sequence in sorted(group.unfinished, key=lambda one: (one.table.extras, one.token_ids)):
         tokens, table = sequence.token_ids, sequence.table
         if table.extras != extras:

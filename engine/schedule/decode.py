@@ -89,7 +89,7 @@ class DecodePlanner:
                 return []
             if not may_preempt:
                 return None
-            is_alone = len(lifecycle.running) == 1 and not lifecycle.tiers.incoming
+            is_alone = len(lifecycle.running) == 1 and not lifecycle.tiers.arriving
             if not is_over and is_alone:
                 return lifecycle.fail(group)
             groups = account.running if is_over else lifecycle.running.values()

@@ -16,6 +16,7 @@ from engine.schedule.reuse import ReuseCurve
 from engine.schedule.roll import RollKeeper
 from engine.schedule.swap_or_recompute import SwapOrRecompute
 from engine.sequences.group import Saved, SequenceGroup
+from engine.sequences.held_adapters import HeldAdapters
 from engine.sequences.sequence import Sequence
 
 
@@ -49,6 +50,7 @@ class Lifecycle:
         self.accounts = Accounts()
         self.live: dict[str, SequenceGroup] = {}
         self.running: dict[str, SequenceGroup] = {}
+        self.adapters = HeldAdapters(tiers.pool)
         self.num_preemptions = 0
         self.num_recomputed = 0
         self.num_host_hit_pages = 0
@@ -131,6 +133,11 @@ class Lifecycle:
         """Pages to be left for running groups."""
         size = next_pages(self.pool.kinds)
         return sum(max(group.width * size, self.promised(group)) for group in groups)
+
+    @property
+    def adapters_in_use(self) -> set[int]:
+        """Blocks that must stay findable: the model knows one place of an adapter."""
+        return {block for group in self.running.values() for block in group.beside}
 
     def is_within_limit(self, group: SequenceGroup) -> bool:
         """Whether a waiting group's tenant may hold its blocks, and those that what it runs takes.
@@ -378,6 +385,7 @@ class Lifecycle:
         group.prefill = []
         group.candidates.clear()
         self._release(group.sequences)
+        self.adapters.let_go(group)
 
     def _release(self, sequences: list[Sequence]) -> None:
         """The one place where sequences give their blocks back."""

@@ -177,7 +177,7 @@ class PrefillPlanner:
                 step.chunks.append(_chunk(group, sequence, count))
                 room.spend(step.chunks[-1])
         self._num_planned += room.num_spent
-        step.is_preparing |= hashing.is_short or bool(self._lifecycle.tiers.incoming)
+        step.is_preparing |= hashing.is_short or bool(self._lifecycle.tiers.arriving)
         return step
 
     def _give_way(self, group: SequenceGroup, step: Prefill, *, may_preempt: bool) -> None:
@@ -253,6 +253,21 @@ class PrefillPlanner:
 
         A group that will never find room fails.
         """
+        if not self._lifecycle.adapters.hold(group):
+            return Attempt(is_preparing=True)
+        attempt = self._make_room(group, planned, emptying, may_preempt)
+        if not attempt.is_admitted:
+            self._lifecycle.adapters.let_go(group)
+        return attempt
+
+    def _make_room(
+        self,
+        group: SequenceGroup,
+        planned: set[str],
+        emptying: EmptyAllowance,
+        may_preempt: bool,
+    ) -> Attempt:
+        """See `_admit`, of a group whose adapter is there."""
         lifecycle = self._lifecycle
         admission = lifecycle.admission(group)
         victims: list[SequenceGroup] | None = []
@@ -301,10 +316,11 @@ class PrefillPlanner:
     def _can_ever_fit(self, admission: Admission) -> bool:
         """Whether the group fits once everything that runs now, or is read, has ended."""
         pool = self._lifecycle.pool
-        if admission.num_pages + self._pins.num_pages + pool.num_reserved <= pool.num_pages:
+        kept = self._pins.num_pages + pool.num_reserved + pool.count(admission.group.beside)
+        if admission.num_pages + kept <= pool.num_pages:
             return True
         released = [blocks for group in self._lifecycle.running.values() for blocks in group.blocks]
-        released.append(self._lifecycle.tiers.incoming)
+        released.append(self._lifecycle.tiers.arriving)
         return pool.can_allocate(
             admission.num_new + admission.num_forks,
             admission.group.tenant,

@@ -17,7 +17,7 @@ be handed on at once.
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from functools import partial
 
@@ -113,10 +113,14 @@ class Scheduler:
             for one in group.unfinished[:1]
         )
 
-    def add(self, request: EngineRequest, grammar: CompiledGrammar | None = None) -> list[Sequence]:
-        """Queue a request which `engine.validation.check_request` has let through, and its grammar.
-
-        Returns the sequences whose `generated` tokens are all that they may generate.
+    def add(
+        self,
+        request: EngineRequest,
+        grammar: CompiledGrammar | None = None,
+        adapter: Collection[bytes] = (),
+    ) -> list[Sequence]:
+        """Queue a request which `engine.validation.check_request` has let through, its grammar, and
+        the hashes of its adapter. Returns the sequences that have generated all they may.
         """
         lingering = self.lifecycle.live.get(request.request_id)
         if lingering is not None:
@@ -126,7 +130,7 @@ class Scheduler:
         self._num_arrived += 1
         group = SequenceGroup.of(request, self.new_table(request), self._num_arrived, grammar)
         ended = [sequence for sequence in group.sequences if sequence.finish_reason is not None]
-        group.sequences = group.unfinished
+        group.sequences, group.adapter = group.unfinished, tuple(adapter)
         if group.sequences:
             self.accounts.open(request.tenant, request.share)
             reserved = request.share.reserved_blocks * self.pool.block_pages
@@ -197,8 +201,8 @@ class Scheduler:
     def forget_tenant(self, tenant: str) -> None:
         """Drop a tenant's pins and reserve, and make its blocks unfindable.
 
-        What others have pinned stays, whoever computed it. Its live requests run on, but leave
-        nothing behind.
+        What others have pinned stays, whoever computed it, and adapters that are computed with.
+        Its live requests run on, but leave nothing behind.
         """
         for group in self.lifecycle.live.values():
             if group.tenant == tenant:
@@ -207,7 +211,7 @@ class Scheduler:
         if self.speculation is not None:
             self.speculation.forget_tenant(tenant)
         self.pins.forget(tenant)
-        self.pool.forget_owner(tenant, keep=self.pins.references)
+        self.pool.forget_owner(tenant, self.lifecycle.adapters_in_use.union(self.pins.references))
         self.tiers.host.forget_owner(tenant)
         self.accounts.forget(tenant)
         self.lifecycle.chains.forget(tenant)
@@ -280,9 +284,10 @@ class Scheduler:
         self.lifecycle.chains.check()
         transfers = self.lifecycle.transfers
         blocks = Counter(self.pins.references) + Counter(transfers.held_blocks)
-        blocks.update(self.tiers.incoming)
+        blocks.update(self.tiers.arriving)
         slots = Counter(transfers.held_slots)
         for group in self.lifecycle.live.values():
+            blocks.update(group.beside)
             assert group.saved is None or group.request_id not in self.running
             slots.update(group.saved.slots.values() if group.saved is not None else ())
         for group in self.running.values():
@@ -310,7 +315,7 @@ class Scheduler:
         `InvariantError` or `AssertionError`.
         """
         transfers, host = self.lifecycle.transfers, self.tiers.host
-        held = self.pins.references.keys() | set(transfers.held_blocks) | set(self.tiers.incoming)
+        held = self.pins.references.keys() | set(transfers.held_blocks) | set(self.tiers.arriving)
         assert self.pool.num_in_use == self.pool.count(held), "an idle engine holds blocks"
         held_slots = host.count(set(transfers.held_slots))
         assert host.num_in_use == held_slots, "an idle engine holds slots"
@@ -362,6 +367,7 @@ class Scheduler:
             self._rotary_switch,
             self.lease_terms(request),
             request.cache.ends,
+            request.adapter,
         )
 
     def lease_terms(self, request: EngineRequest) -> LeaseTerms:

@@ -61,6 +61,10 @@ class SequenceGroup:
     """What the sequences are the live beams of, in its order."""
     candidates: dict[Sequence, list[Candidate]] = field(default_factory=dict)
     """The next tokens of beams that wait for the other ones to be computed."""
+    adapter: tuple[bytes, ...] = ()
+    """By what the blocks of its adapter are found."""
+    beside: list[int] = field(default_factory=list)
+    """These blocks, while it runs."""
     num_scored: int = 0
     """Of the prompt's log-probabilities that are to be told: how many are known, the first ones."""
     num_searched: int = 0

@@ -1,14 +1,15 @@
-"""Requests before they come to the scheduler: behind their grammars, then behind their blocks.
+"""Requests before they come to the scheduler: behind grammars, then blocks on disk, then adapters.
 
-Grammars are compiled, and blocks read from disk, in threads beside the engine's loop. Whoever waits
-for neither comes in at once.
+Grammars are compiled, and blocks and adapters read, in threads beside the engine's loop. Whoever
+waits for none of these comes in at once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Final
 
+from engine.adapters.adapters import Adapters, Arrival, Refusal
 from engine.api import EngineRequest, TokenDelta
 from engine.disk.keeper import Keeper
 from engine.grammar.compiled import CompiledGrammar
@@ -25,18 +26,27 @@ class Arrivals:
 
     def __init__(
         self,
-        add: Callable[[EngineRequest, CompiledGrammar | None], list[Sequence]],
+        add: Callable[[EngineRequest, CompiledGrammar | None, list[bytes]], list[Sequence]],
         grammars: Grammars | None,
         keeper: Keeper | None,
+        adapters: Adapters | None,
     ) -> None:
-        """Without `grammars` no request has one; without a `keeper` nothing is on disk."""
+        """Without `grammars` no request has one, and so without `adapters`; without a `keeper`
+        nothing is on disk.
+        """
         self.keeper = keeper
+        self.adapters = adapters
         self._add = add
         self._grammars = grammars
 
     def __len__(self) -> int:
         """How many requests wait."""
-        return len(self._grammars or ()) + len(self.keeper or ())
+        return sum(len(room) for room in self._rooms)
+
+    @property
+    def _rooms(self) -> list[Grammars | Keeper | Adapters]:
+        rooms = (self._grammars, self.keeper, self.adapters)
+        return [room for room in rooms if room is not None]
 
     @property
     def rest_seconds(self) -> float | None:
@@ -55,8 +65,8 @@ class Arrivals:
 
     def abort(self, request_id: str, index: int | None) -> list[TokenDelta] | None:
         """End a request that waits, or one sequence of it; `None`: it does not."""
-        for room in (self._grammars, self.keeper):
-            waiting = None if room is None else room.abort(request_id, index)
+        for room in self._rooms:
+            waiting = room.abort(request_id, index)
             if waiting is not None:
                 return ends_of(waiting, "aborted", index=index)
         return None
@@ -75,21 +85,45 @@ class Arrivals:
             else:
                 deltas += ends_of(one.request, "error", one.error)
         for request, grammar in () if self.keeper is None else self.keeper.advance(patience):
-            deltas += self._come_in(request, grammar)
+            patience = 0.0
+            deltas += self._behind_blocks(request, grammar)
+        if self.adapters is not None:
+            deltas += self._let_in(self.adapters.advance(patience))
         return deltas
+
+    def lack(self, adapter: bytes, why: str) -> list[TokenDelta]:
+        """The service cannot bring an adapter."""
+        return [] if self.adapters is None else self._let_in(self.adapters.lack(adapter, why))
 
     def forget_tenant(self, tenant: str) -> None:
         """Nothing of it is found any more; its requests go on."""
-        for room in (self._grammars, self.keeper):
-            if room is not None:
-                room.forget_tenant(tenant)
+        for room in self._rooms:
+            room.forget_tenant(tenant)
 
     def _enter(
         self, request: EngineRequest, grammar: CompiledGrammar | None = None
     ) -> list[TokenDelta]:
         if self.keeper is not None and self.keeper.submit(request, grammar):
             return []
-        return self._come_in(request, grammar)
+        return self._behind_blocks(request, grammar)
 
-    def _come_in(self, request: EngineRequest, grammar: CompiledGrammar | None) -> list[TokenDelta]:
-        return list(map(last_delta, self._add(request, grammar)))
+    def _behind_blocks(
+        self, request: EngineRequest, grammar: CompiledGrammar | None
+    ) -> list[TokenDelta]:
+        if request.adapter is None:
+            return list(map(last_delta, self._add(request, grammar, [])))
+        assert self.adapters is not None, "the door has refused it"
+        self.adapters.submit(request, grammar)
+        return self._let_in(self.adapters.advance(0.0))
+
+    def _let_in(self, arrivals: Iterable[Arrival | Refusal]) -> list[TokenDelta]:
+        deltas: list[TokenDelta] = []
+        for one in arrivals:
+            if isinstance(one, Arrival):
+                ended = self._add(*one)
+            else:
+                for request in one.requests:
+                    deltas += ends_of(request, "error", one.error)
+                ended = one.ended
+            deltas += map(last_delta, ended)
+        return deltas

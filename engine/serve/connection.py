@@ -21,6 +21,7 @@ from engine.serve.messages import (
     FromEngine,
     Loading,
     ToEngine,
+    WantAdapters,
     decode_from_engine,
     encode,
 )
@@ -76,7 +77,7 @@ class Connection:
         """Return when there is something to be received."""
         await self._socket.poll()
 
-    def receive(self) -> Iterator[Deltas]:
+    def receive(self) -> Iterator[Deltas | WantAdapters]:
         """What has arrived; answers go to who has asked. Never suspends, so that nobody who is
         cancelled loses any.
 
@@ -87,7 +88,7 @@ class Connection:
         while inbox.poll(0):
             message = decode_from_engine(inbox.recv(zmq.NOBLOCK))
             self.num_heard += 1
-            if isinstance(message, Deltas):
+            if isinstance(message, Deltas | WantAdapters):
                 yield message
             elif isinstance(message, Answer):
                 waiting = self._waiting.get(message.number)

@@ -13,6 +13,8 @@ from collections.abc import Callable, Mapping
 
 from msgspec import structs
 
+from engine.adapters.adapters import Adapters
+from engine.adapters.memory import AdapterMemory
 from engine.api import (
     EngineBroken,
     EngineInfo,
@@ -89,7 +91,8 @@ class EngineCore:
         self._name = secrets.token_hex(8)
         self._runner = runner
         keeper = _make_keeper(config, info, self.scheduler, runner)
-        self.arrivals = Arrivals(self.scheduler.add, grammars, keeper)
+        adapters = _make_adapters(config, self.scheduler, runner)
+        self.arrivals = Arrivals(self.scheduler.add, grammars, keeper, adapters)
         self._order = Steps(self.scheduler)
         self._steps = 0
         self._output_tokens = 0
@@ -175,6 +178,23 @@ class EngineCore:
         roll, keeper = self.scheduler.lifecycle.roll.roll(cell), self.arrivals.keeper
         return roll if keeper is None else structs.replace(roll, on_disk=keeper.blocks_by_owner())
 
+    def take_wanted(self) -> list[bytes]:
+        """The names of adapters that requests have come to wait for since the last call."""
+        adapters = self.arrivals.adapters
+        if adapters is None or not adapters.wanted:
+            return []
+        wanted, adapters.wanted = adapters.wanted, []
+        return wanted
+
+    def bring_adapter(self, name: bytes, data: bytes, *, is_last: bool) -> None:
+        """Take over a piece of an adapter that was wanted."""
+        assert self.arrivals.adapters is not None, "it was wanted"
+        self.arrivals.adapters.bring(name, data, is_last=is_last)
+
+    def lack_adapter(self, name: bytes, why: str) -> list[TokenDelta]:
+        """An adapter that was wanted does not come. Returns the terminal deltas of what ends."""
+        return self.arrivals.lack(name, why)
+
     def forget_tenant(self, tenant: str) -> None:
         """See `engine.questions.ForgetTenant`."""
         self.scheduler.forget_tenant(tenant)
@@ -244,6 +264,15 @@ def _make_keeper(
     except OSError as error:
         _log.warning("nothing is kept on disk: %s", error)
         return None
+
+
+def _make_adapters(config: EngineConfig, scheduler: Scheduler, runner: Runner) -> Adapters | None:
+    """What loads adapters, where there is a model that they may change."""
+    model: AdapterMemory | None = getattr(runner, "adapters", None)
+    memory: BlockMemory | None = getattr(runner, "images", None)
+    if model is None or memory is None:
+        return None
+    return Adapters(scheduler, model, memory, config.adapter_memory_bytes)
 
 
 def _kinds(plans: list[StepPlan]) -> set[str]:

@@ -10,11 +10,13 @@ from engine.questions import ORDERS, QUESTIONS
 from engine.serve.core import EngineCore
 from engine.serve.messages import (
     Abort,
+    AdapterPiece,
     Ask,
     Deltas,
     Ready,
     Shutdown,
     Submit,
+    WantAdapters,
     answer,
     decode_to_engine,
     encode,
@@ -45,6 +47,8 @@ def serve(
                     _send(socket, core.submit(request))
                 case Abort(request_id, index):
                     _send(socket, core.abort(request_id, index))
+                case AdapterPiece() as piece:
+                    _send(socket, _bring(core, piece))
                 case Ask(number, question):
                     said = QUESTIONS[type(question)].handle(core, question)
                     socket.send(answer(number, said))
@@ -56,10 +60,20 @@ def serve(
             if publisher is not None:  # a tenant may have been forgotten
                 publisher.publish()
         _send(socket, core.step())
+        wanted = core.take_wanted()
+        if wanted:
+            socket.send(encode(WantAdapters(wanted)))
         if publisher is not None:
             publisher.publish()
         if core.is_idle:
             core.check()
+
+
+def _bring(core: EngineCore, piece: AdapterPiece) -> list[TokenDelta]:
+    if piece.error is not None:
+        return core.lack_adapter(piece.name, piece.error)
+    core.bring_adapter(piece.name, piece.data, is_last=piece.is_last)
+    return []
 
 
 def _milliseconds(seconds: float | None) -> int | None:

@@ -21,6 +21,17 @@ class Abort(msgspec.Struct, frozen=True, tag=True):
     index: int | None = None
 
 
+class AdapterPiece(msgspec.Struct, frozen=True, tag=True):
+    """Of an adapter that was wanted: its configuration first, then its weights. With an `error`
+    there is none, or no more of it.
+    """
+
+    name: bytes
+    data: bytes
+    is_last: bool = False
+    error: str | None = None
+
+
 class Ask(msgspec.Struct, frozen=True, tag=True):
     """Answer with an `Answer` of this number, from inside the loop."""
 
@@ -63,6 +74,12 @@ class Deltas(msgspec.Struct, frozen=True, tag=True):
     deltas: list[TokenDelta]
 
 
+class WantAdapters(msgspec.Struct, frozen=True, tag=True):
+    """Requests wait for the adapters of these names."""
+
+    names: list[bytes]
+
+
 class Answer(msgspec.Struct, frozen=True, tag=True):
     """The answer to an `Ask`, in MessagePack again: what it is the question's entry says."""
 
@@ -70,8 +87,8 @@ class Answer(msgspec.Struct, frozen=True, tag=True):
     answer: msgspec.Raw
 
 
-ToEngine = Submit | Abort | Ask | AnyOrder | Shutdown
-FromEngine = Loading | Ready | Failed | Deltas | Answer
+ToEngine = Submit | Abort | AdapterPiece | Ask | AnyOrder | Shutdown
+FromEngine = Loading | Ready | Failed | Deltas | WantAdapters | Answer
 
 encode = msgspec.msgpack.Encoder().encode
 decode_to_engine = msgspec.msgpack.Decoder(ToEngine).decode

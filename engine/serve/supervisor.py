@@ -28,7 +28,17 @@ from engine.client import EngineClient
 from engine.questions import AnswerT, Question, Said, SaidT, for_one_of
 from engine.serve.connection import Connection
 from engine.serve.entrance import TRIAL_SECONDS, Entrance
-from engine.serve.messages import Abort, Down, Failed, Ready, Shutdown, Submit, ToEngine
+from engine.serve.messages import (
+    Abort,
+    AdapterPiece,
+    Down,
+    Failed,
+    Ready,
+    Shutdown,
+    Submit,
+    ToEngine,
+    WantAdapters,
+)
 from engine.serve.running_stream import RunningStream
 from engine.validation import check_request
 
@@ -106,6 +116,7 @@ class RemoteEngine(EngineClient):
         self.on_down: Callable[[Down], None] = lambda _: None
         """Told of an engine's death, before its streams wait for the next one."""
         self._supervisor: asyncio.Task[None] | None = None
+        self._bringing: set[asyncio.Task[None]] = set()
 
     @property
     def info(self) -> EngineInfo:
@@ -121,9 +132,10 @@ class RemoteEngine(EngineClient):
 
     async def close(self) -> None:
         """See `EngineClient.close`."""
-        if self._supervisor is not None:
-            self._supervisor.cancel()
-            await asyncio.gather(self._supervisor, return_exceptions=True)
+        tasks = [*self._bringing, *([] if self._supervisor is None else [self._supervisor])]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
         self._disconnect()
         self._expected = None
         self._end_streams("aborted")
@@ -322,6 +334,9 @@ class RemoteEngine(EngineClient):
     def _deliver(self) -> None:
         assert self._connection is not None, "an engine runs, or has just died"
         for message in self._connection.receive():
+            if isinstance(message, WantAdapters):
+                self._bring(message.names)
+                continue
             for delta in message.deltas:
                 stream = self._streams.get(delta.request_id)
                 if stream is not None:
@@ -329,6 +344,27 @@ class RemoteEngine(EngineClient):
                 else:
                     self._entrance.heard_of(delta.request_id)
             self._let_in()
+
+    def _bring(self, names: list[bytes]) -> None:
+        """Have the engine brought adapters, each beside everything else."""
+        for name in names:
+            task = asyncio.create_task(self._bring_one(name))
+            self._bringing.add(task)
+            task.add_done_callback(self._bringing.discard)
+
+    async def _bring_one(self, name: bytes) -> None:
+        connection = self._connection
+        try:
+            async for piece in self.adapters(name):
+                if self._connection is not connection:
+                    return  # the next engine asks anew
+                self._send_if_running(AdapterPiece(name, piece))
+            self._send_if_running(AdapterPiece(name, b"", is_last=True))
+        except EngineError as error:
+            self._send_if_running(AdapterPiece(name, b"", error=str(error)))
+        except Exception:  # noqa: BLE001 - whatever a store raises
+            _log.exception("an adapter cannot be read")
+            self._send_if_running(AdapterPiece(name, b"", error="it cannot be read"))
 
     def _send_if_running(self, message: ToEngine) -> None:
         """What does not matter to an engine that has lost everything anyway."""

@@ -22,12 +22,15 @@ from engine.batch.batch import Batch
 from engine.model.layers.description import Description
 from engine.model.layers.families import describe
 from engine.model.layers.layout import AttentionCall
+from engine.model.layers.linear_places import Places, fused_places
 from engine.model.layers.packing import Packer, release
 from engine.model.layers.shard import Shard, cut
+from kernels.adapters import adapt
 from kernels.attention import attend
 from kernels.experts import add_shared, route
-from kernels.layers import add_rms_norm, gate, rotate_and_write, stack
+from kernels.layers import add_rms_norm, gate, product_number, rotate_and_write, stack
 from kernels.types import (
+    AdaptedRows,
     AttentionBatch,
     DecoderLayer,
     Dense,
@@ -53,11 +56,14 @@ class FusedDecoder:
         quantization: Quantization,
         batch_invariant: bool,
         shard: Shard | None = None,
+        linears: Places | None = None,
     ) -> None:
         """Pack the weights of `description`, and take each from its module once it is packed.
 
-        With a `shard` it is the part of that rank (`engine.model.layers.shard`).
+        With a `shard` it is the part of that rank (`engine.model.layers.shard`). Adapters may
+        change the `linears`.
         """
+        self.linears = linears or {}
         self._dtype = description.embedding.weight.dtype
         packer = Packer(quantization, batch_invariant, self._dtype, shard)
         self._embedding_scale = description.embedding_scale
@@ -96,7 +102,7 @@ class FusedDecoder:
         """See `EagerDecoder`."""
         residual = self.embed(batch.token_ids)
         run = self._run_layers if self._stack is None else self._stack.run
-        update = run(residual, self.places(batch), caches, batch.columns)
+        update = run(residual, self.places(batch), caches, batch.columns, batch.adapted)
         return self.logits(residual, update, batch.logit_rows)
 
     def places(self, batch: Batch) -> Tensor:
@@ -116,14 +122,15 @@ class FusedDecoder:
         places: Tensor,
         caches: LayerCaches,
         columns: Sequence[AttentionBatch],
+        adapted: Sequence[AdaptedRows],
     ) -> Tensor:
         """Add all updates to the residual stream but the last layer's, and return that one."""
         update: Tensor | None = None
         for index, (kv, column) in enumerate(zip(caches.views, caches.columns, strict=True)):
             batch = columns[column]
-            query = self.before_attention(index, residual, update, places, kv, batch.slots)
+            query = self.before_attention(index, residual, update, places, kv, batch.slots, adapted)
             attended = self.attend(index, query, kv, batch)
-            update = self.after_attention(index, residual, attended)
+            update = self.after_attention(index, residual, attended, adapted)
         assert update is not None
         return update
 
@@ -135,6 +142,7 @@ class FusedDecoder:
         places: Tensor,
         kv: Tensor,
         slots: Tensor,
+        adapted: Sequence[AdaptedRows] = (),
     ) -> Tensor:
         """Add `update`, the last layer's, to the residual stream; write a layer's KV.
 
@@ -144,7 +152,9 @@ class FusedDecoder:
         layer = self._layers[index]
         options = layer.options
         head_norm = options.query_norm or options.key_norm
-        qkv = layer.qkv(_sum(residual, update, options.before_attention))
+        seen = _sum(residual, update, options.before_attention)
+        qkv = layer.qkv(seen)
+        adapt(seen, qkv, adapted, product_number(index, "qkv"))
         _norm_jointly(qkv, options)
         return rotate_and_write(
             qkv,
@@ -181,35 +191,59 @@ class FusedDecoder:
             output=output,
         )
 
-    def after_attention(self, index: int, residual: Tensor, attended: Tensor) -> Tensor:
+    def after_attention(
+        self,
+        index: int,
+        residual: Tensor,
+        attended: Tensor,
+        adapted: Sequence[AdaptedRows] = (),
+    ) -> Tensor:
         """Add what a layer's attention found to the residual stream.
 
         Returns its last update, [num_tokens, hidden_size], which the next one adds.
         """
         layer = self._layers[index]
         options = layer.options
-        update = self._of_all_ranks(layer.out(attended.flatten(1)))
+        attended = attended.flatten(1)
+        update = layer.out(attended)
+        adapt(attended, update, adapted, product_number(index, "out"))
+        update = self._of_all_ranks(update)
         update = _normed(update, options.after_attention)
         if options.is_parallel:
             seen = _sum(residual, None, options.before_mlp)
             residual += update
         else:
             seen = _sum(residual, update, options.before_mlp)
-        update = self._of_all_ranks(self._through(layer.network, seen, options.is_plain))
+        through = self._through(layer.network, seen, options.is_plain, index, adapted)
+        update = self._of_all_ranks(through)
         return _normed(update, options.after_mlp)
 
     def _of_all_ranks(self, part: Tensor) -> Tensor:
         """What is added to the residual stream, by what this rank has of it."""
         return part if self._shard is None else self._shard.sum(part)
 
-    def _through(self, network: Dense | Mixture, x: Tensor, is_plain: bool) -> Tensor:
+    def _through(
+        self,
+        network: Dense | Mixture,
+        x: Tensor,
+        is_plain: bool,
+        index: int,
+        adapted: Sequence[AdaptedRows],
+    ) -> Tensor:
+        """What the network of layer `index` makes of `x`."""
         if isinstance(network, Dense):
-            return network.down(gate(network.gate_up(x), self._activation, is_plain))
+            gate_up = network.gate_up(x)
+            adapt(x, gate_up, adapted, product_number(index, "gate_up"))
+            gated = gate(gate_up, self._activation, is_plain)
+            update = network.down(gated)
+            adapt(gated, update, adapted, product_number(index, "down"))
+            return update
         wide = x.float()
         update = network.experts(x, *route(network.router(wide), network.routing))
         if network.shared is not None:
             gates = None if network.shared_gate is None else network.shared_gate(wide)
-            add_shared(update, self._through(network.shared, x, is_plain), gates)
+            shared = self._through(network.shared, x, is_plain, index, adapted)
+            add_shared(update, shared, gates)
         return update
 
     def logits(self, residual: Tensor, update: Tensor, rows: Tensor) -> Tensor:
@@ -265,8 +299,9 @@ def fuse(
     """
     description = describe(model, calls, max_positions)
     if shard is not None:
-        description = cut(description, shard)
-    return FusedDecoder(description, quantization, batch_invariant, shard)
+        return FusedDecoder(cut(description, shard), quantization, batch_invariant, shard)
+    linears = fused_places(model, description)
+    return FusedDecoder(description, quantization, batch_invariant, linears=linears)
 
 
 def _own_table(table: Tensor) -> Tensor:

@@ -130,17 +130,17 @@ class Packer:
 def _reorder(product: Product, order: Tensor) -> None:
     """Put the outputs of each head in this order: [head_dim], places of them."""
     if isinstance(product, CodedLinear):
-        read, rows = product.read, _reordered(product.out_features, order)
+        read, rows = product.read, reordered(product.out_features, order)
         product.read = lambda: read().take(rows)
     else:
-        rows = _reordered(len(product.weight), order)
+        rows = reordered(len(product.weight), order)
         product.weight = nn.Parameter(product.weight.detach()[rows], requires_grad=False)
     if product.bias is not None:
         product.bias = nn.Parameter(product.bias.detach()[rows], requires_grad=False)
 
 
-def _reordered(num_rows: int, order: Tensor) -> Tensor:
-    """The rows of all heads in the order of each: [num_rows], places of them."""
+def reordered(num_rows: int, order: Tensor) -> Tensor:
+    """The rows of all heads, each in this `order` of its dimensions: [num_rows], places of them."""
     return torch.arange(num_rows, device=order.device).view(-1, len(order))[:, order].flatten()
 
 

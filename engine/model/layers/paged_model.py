@@ -23,11 +23,12 @@ from engine.batch.staging import upload
 from engine.model.layers.eager.decoder import EagerDecoder
 from engine.model.layers.fused import FusedDecoder
 from engine.model.layers.layout import AttentionCall, AttentionLayout
+from engine.model.layers.linear_places import Places
 from kernels.attention import prepare
 from kernels.backends import default
 from kernels.huge_pages import lazy_zeros
 from kernels.kv_format import KvDtype, storage_dtype
-from kernels.types import AttentionShape
+from kernels.types import AdaptedRows, Adapter, AttentionShape
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +86,8 @@ class PagedModel:
         self.device = weights.device
         self.dtype = weights.dtype
         self.host_memory = torch.empty(0)
+        self.adapters: dict[bytes, Adapter] = {}
+        """By the names that requests have for them: those whose weights are in the KV memory."""
         try:
             self.pages = self.layout.pages(block_size, self.kv_storage)
         except ValueError as error:
@@ -107,6 +110,11 @@ class PagedModel:
     def _use(self, memory: Tensor) -> None:
         self.memory = memory
         self.caches = self.pages.caches(memory)
+
+    @property
+    def linears(self) -> Places:
+        """What adapters may change: nothing of a model that several processes compute."""
+        return {} if self.layout.whole is not None else self.weights.decoder.linears
 
     @property
     def kinds(self) -> tuple[Kind, ...]:
@@ -171,6 +179,9 @@ class PagedModel:
     @torch.inference_mode()
     def forward(self, batch: Batch) -> Tensor:
         """Compute a packed batch, writing its KV. Returns logits [num_logit_rows, vocab_size]."""
+        if batch.adapted:
+            rows = ((adapter, own.to(self.device)) for adapter, own in batch.adapted)
+            batch = replace(batch, adapted=tuple(AdaptedRows(*pair) for pair in rows))
         return self.weights.decoder.forward(self.arranged(batch), self.caches)
 
     def arranged(self, batch: Batch) -> Batch:

@@ -8,7 +8,7 @@ import pytest
 
 from engine.api import EVERYTHING, Kind
 from engine.blocks.changes import ResumableChanges, changes_of
-from engine.blocks.hashing import block_hashes
+from engine.blocks.hashing import Extras, block_hashes
 from engine.blocks.lookup import usable
 from engine.serve.core import EngineCore
 from tests.engine.simulated_model import random_prompt
@@ -44,7 +44,7 @@ class Reader:
 
     def hashes(self, prompt: list[int]) -> list[bytes]:
         info, namespaces = self.core.info, make_request("any", prompt).namespaces
-        return block_hashes(prompt, info.block_size, namespaces, info.hash_extras)
+        return block_hashes(prompt, info.block_size, namespaces, Extras(info.hash_extras))
 
     def counted(self, prompt: list[int]) -> int:
         hashes = self.hashes(prompt)

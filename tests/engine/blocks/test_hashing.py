@@ -2,7 +2,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.api import Namespaces
-from engine.blocks.hashing import block_hashes, derive_key, extend_block_hashes
+from engine.blocks.hashing import Extras, block_hashes, derive_key, extend_block_hashes
 
 TENANT, ANN, BOB = (bytes([n]) * 32 for n in (1, 2, 3))
 
@@ -32,8 +32,8 @@ def test_the_block_that_straddles_the_border_belongs_to_what_follows() -> None:
 
 
 def test_extras_change_every_hash() -> None:
-    assert block_hashes(range(8), 4, namespaces(), b"bf16") != block_hashes(
-        range(8), 4, namespaces(), b"fp32"
+    assert block_hashes(range(8), 4, namespaces(), Extras(b"bf16")) != block_hashes(
+        range(8), 4, namespaces(), Extras(b"fp32")
     )
 
 

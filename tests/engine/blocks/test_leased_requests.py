@@ -15,7 +15,7 @@ from engine.api import (
     RequestRefused,
     TenantShare,
 )
-from engine.blocks.hashing import block_hashes
+from engine.blocks.hashing import Extras, block_hashes
 from engine.blocks.listeners import Losses
 from engine.serve.core import EngineCore
 from engine.serve.local import LocalEngine
@@ -40,7 +40,7 @@ def flood(core: EngineCore, prompts: int = 20, tenant: str = "b") -> None:
 
 def hashes_of(prompt: list[int], tenant: str = "a") -> list[bytes]:
     return block_hashes(
-        prompt, 4, make_request("r", prompt, tenant=tenant).namespaces, b"simulated"
+        prompt, 4, make_request("r", prompt, tenant=tenant).namespaces, Extras(b"simulated")
     )
 
 

@@ -8,7 +8,8 @@ This serves every architecture that routes its attention that way, a little slow
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -27,10 +28,12 @@ from engine.model.layers.eager.filling import filled
 from engine.model.layers.eager.recurrent import StateLayers
 from engine.model.layers.eager.state_kernels import exact_decays
 from engine.model.layers.layout import AttentionCall, AttentionLayout
+from engine.model.layers.linear_places import Places, own_places
 from engine.model.layers.rotary import split_by_length
 from engine.model.widened import Changes
+from kernels.adapters import adapt
 from kernels.attention import attend, write_kv
-from kernels.types import AttentionBatch, LayerCaches
+from kernels.types import AdaptedRows, AttentionBatch, LayerCaches
 
 _ATTENTION = "partywall_paged"
 _WATCHED = "partywall_watched"
@@ -104,6 +107,8 @@ class EagerDecoder:
         self._states = StateLayers(model)
         self.calls: list[AttentionCall] = []
         """What each layer that attends asks of its attention."""
+        self.linears: Places = {}
+        """What adapters may change."""
         self.watch()
 
     def layout(self, by_kinds: bool = False) -> AttentionLayout:
@@ -131,7 +136,8 @@ class EagerDecoder:
         if self._rotary is not None:
             self._rotary.is_long = batch.is_long
         try:
-            with self._states.running(batch.states, batch.attention.query_starts, caches):
+            starts = batch.attention.query_starts
+            with self._states.running(batch.states, starts, caches), self._adapting(batch.adapted):
                 output = self.model(
                     input_ids=batch.token_ids[None],
                     position_ids=batch.positions[None],
@@ -142,6 +148,19 @@ class EagerDecoder:
             _step.reset(token)
         logits: Tensor = output.logits[0]
         return logits
+
+    @contextmanager
+    def _adapting(self, adapted: Sequence[AdaptedRows]) -> Iterator[None]:
+        """Let linear layers give what adapters change in them, too."""
+        hooks = [
+            self.model.get_submodule(name).register_forward_hook(_adapts(place.product, adapted))
+            for name, place in (self.linears.items() if adapted else ())
+        ]
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
 
     @property
     def exact(self) -> Changes:
@@ -188,8 +207,12 @@ class EagerDecoder:
     @torch.inference_mode()
     def watch(self) -> None:
         """Learn by one forward pass what each layer asks of its attention, as it is now."""
-        watch = _Watch()
+        watch, called = _Watch(), set[str]()
         token = _watch.set(watch)
+        hooks = [
+            module.register_forward_hook(lambda *_, name=name: called.add(name))
+            for name, module in self.model.named_modules()
+        ]
         try:
             self.model.set_attn_implementation(_WATCHED)
             one = torch.zeros((1, 1), dtype=torch.long, device=self.model.device)
@@ -204,6 +227,9 @@ class EagerDecoder:
         finally:
             _watch.reset(token)
             self.model.set_attn_implementation(_ATTENTION)
+            for hook in hooks:
+                hook.remove()
+        self.linears = own_places(self.model, called)
         layers = sorted(watch.calls)
         if not self.has_states and (not layers or layers != list(range(len(layers)))):
             raise UnsupportedModel(
@@ -216,6 +242,15 @@ class EagerDecoder:
             call if call.reads is None else replace(call, reads=self._places[call.reads])
             for call in calls
         ]
+
+
+def _adapts(product: int, adapted: Sequence[AdaptedRows]) -> Callable[..., None]:
+    """Of a linear layer a hook that adds to its outputs, which are of packed tokens."""
+
+    def hook(_: nn.Module, inputs: tuple[Tensor], output: Tensor) -> None:
+        adapt(inputs[0].flatten(0, -2), output.flatten(0, -2), adapted, product)
+
+    return hook
 
 
 def _packed_positions() -> Tensor | None:

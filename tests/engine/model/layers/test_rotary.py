@@ -11,7 +11,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from engine.api import BeamParams, Namespaces, UnsupportedModel
 from engine.assembly.assemble import load_core
 from engine.assembly.parts import load_parts, make_graphs, make_pieces
-from engine.blocks.hashing import block_hashes
+from engine.blocks.hashing import Extras, block_hashes
 from engine.config import EngineConfig
 from engine.model.load import load_model
 from engine.run.runner import AheadRunner
@@ -195,7 +195,7 @@ def test_the_index_of_a_long_prompt_names_the_blocks_that_are_found() -> None:
     for length, extras in ((12, b"simulated"), (64, b"simulated long")):
         ids = list(range(length))
         index = index_prompt(key, prompt, ids, info, warmed_at=1.0)
-        assert index.block_hashes == block_hashes(ids, info.block_size, namespaces, extras)
+        assert index.block_hashes == block_hashes(ids, info.block_size, namespaces, Extras(extras))
 
 
 def test_a_model_whose_factors_change_in_an_unknown_way_is_served_where_they_do_not(

@@ -1,0 +1,357 @@
+"""Requests that wait for their adapters, and the adapters' way into the block pool.
+
+An adapter is kept as some blocks of the first kind: found by hashes of its name, in use while
+requests with it are served, and cached behind that like any others, until their memory is needed.
+Its weights come from the service, which is asked for them once; they are read by a thread, stay in
+the host's memory as long as that allows, and are copied into blocks by a thread, beside steps.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from collections.abc import Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from dataclasses import dataclass, field
+from functools import partial
+from hashlib import blake2b
+from typing import Any, Final, NamedTuple
+
+from engine.adapters.files import BadAdapter
+from engine.adapters.memory import AdapterMemory, Image
+from engine.api import EngineRequest
+from engine.blocks.hashing import HASH_BYTES
+from engine.disk.memory import BlockMemory, Landing
+from engine.grammar.compiled import CompiledGrammar
+from engine.schedule.scheduler import Scheduler
+from engine.sequences.sequence import Sequence
+from engine.system.fair_threads import FairThreads
+
+_PATIENCE_SECONDS: Final = 60.0
+"""For the service to bring an adapter, or to go on with one."""
+_MOMENT_SECONDS: Final = 0.001
+"""For threads, while there are requests but none that could be computed."""
+_TURNS: Final = 3
+"""Of the scheduler, for a request to begin with an adapter that was loaded for it again."""
+_MOST_KNOWN: Final = 4096
+"""Adapters, most of them by their names alone."""
+
+
+class Arrival(NamedTuple):
+    """A request that waits no longer, and by what its adapter's blocks are found."""
+
+    request: EngineRequest
+    grammar: CompiledGrammar | None
+    hashes: list[bytes]
+
+
+class Refusal(NamedTuple):
+    """There is no adapter for these requests, and for those in the scheduler that have ended."""
+
+    requests: list[EngineRequest]
+    ended: list[Sequence]
+    error: str
+
+
+@dataclass(slots=True, eq=False)
+class _Loading:
+    """An adapter on its way into blocks."""
+
+    blocks: list[int]
+    """All of it, with a reference each."""
+    landing: Landing
+    written: Future[None]
+
+
+@dataclass(slots=True, eq=False)
+class _Adapter:
+    """What is known of one that requests have asked for."""
+
+    name: bytes
+    tenant: str
+    """Whose request has asked for it first."""
+    waiting: OrderedDict[str, tuple[EngineRequest, CompiledGrammar | None]] = field(
+        default_factory=OrderedDict
+    )
+    heard_at: float | None = None
+    """When the service was asked for it, or has brought some of it, until it is here."""
+    pieces: list[bytes] = field(default_factory=list)
+    reading: Future[Image] | None = None
+    image: Image | None = None
+    loading: _Loading | None = None
+    blocks: list[int] = field(default_factory=list)
+    """Where the model computes with it, as long as they are found by its hashes."""
+    hashes: list[bytes] = field(default_factory=list)
+    is_lacking: bool = False
+    """Whether the scheduler has a request that could have begun with it."""
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nobody waits for any of it."""
+        is_wanted = self.waiting or self.is_lacking or self.heard_at is not None
+        return not (is_wanted or self.loading or self.reading)
+
+
+class Adapters:
+    """Those of all tenants, and the requests that wait for them."""
+
+    def __init__(
+        self, scheduler: Scheduler, model: AdapterMemory, memory: BlockMemory, most_bytes: int
+    ) -> None:
+        """So many bytes of them stay in the host's memory, beside what is waited for."""
+        self.wanted: list[bytes] = []
+        """Names of those that the service is to be asked for."""
+        self._tiers = scheduler.tiers
+        self._pool = scheduler.pool
+        self._lifecycle = scheduler.lifecycle
+        self._held = scheduler.lifecycle.adapters
+        self._pins = scheduler.pins
+        self._model = model
+        self._memory = memory
+        self._most_bytes = most_bytes
+        self._known: OrderedDict[bytes, _Adapter] = OrderedDict()
+        """The least recently used first."""
+        self._busy: dict[bytes, _Adapter] = {}
+        """Those that somebody waits for."""
+        self._placed: dict[bytes, bytes] = {}
+        """By the names of those that the model knows: the hash of the first block."""
+        self._kept: list[int] = []
+        """Blocks of adapters that requests are to begin with soon."""
+        self._turns_left = 0
+        """For which that is so."""
+        self._readers: FairThreads[Image] = FairThreads(2, "adapters")
+        self._writers: FairThreads[None] = FairThreads(2, "adapter-pages")
+
+    def __len__(self) -> int:
+        """Adapters on their way, and whether some are kept for a while."""
+        return len(self._busy) + bool(self._kept)
+
+    def submit(self, request: EngineRequest, grammar: CompiledGrammar | None) -> None:
+        """Let a request wait for its adapter."""
+        use = request.adapter
+        assert use is not None
+        one = self._wanted(use.name, request.tenant)
+        one.waiting[request.request_id] = request, grammar
+
+    def _wanted(self, name: bytes, tenant: str) -> _Adapter:
+        """What is known of that, which somebody waits for."""
+        one = self._busy[name] = self._known.setdefault(name, _Adapter(name, tenant))
+        self._known.move_to_end(name)
+        return one
+
+    def abort(self, request_id: str, index: int | None) -> EngineRequest | None:
+        """End a request that waits, or one sequence of it; returns it as it was, if it waits."""
+        for one in self._busy.values():
+            found = one.waiting.get(request_id)
+            if found is not None:
+                request, grammar = found
+                rest = request.without(index)
+                if rest is None:
+                    del one.waiting[request_id]
+                else:
+                    one.waiting[request_id] = rest, grammar
+                return request
+        return None
+
+    def bring(self, name: bytes, data: bytes, *, is_last: bool) -> None:
+        """Take over a piece of an adapter: its configuration first, then its weights."""
+        one = self._busy.get(name)
+        if one is None or one.heard_at is None:
+            return  # nobody waits for it any more
+        one.pieces.append(data)
+        one.heard_at = time.monotonic()
+        if is_last:
+            config, *weights = one.pieces
+            one.pieces, one.heard_at = [], None
+            read = partial(self._model.prepare, config, b"".join(weights))
+            one.reading = self._readers.submit(one.tenant, read)
+
+    def lack(self, name: bytes, why: str) -> Iterator[Refusal]:
+        """The service cannot bring an adapter: who waits for it waits no longer."""
+        one = self._busy.get(name)
+        if one is not None and one.heard_at is not None:
+            yield from self._refuse(one, why)
+
+    def forget_tenant(self, tenant: str) -> None:
+        """Keep nothing of a tenant's that nobody waits for."""
+        for name, one in list(self._known.items()):
+            if one.tenant == tenant and name not in self._busy:
+                del self._known[name]
+
+    def advance(self, patience: float) -> Iterator[Arrival | Refusal]:
+        """Who waits no longer, once threads had so many seconds to go on."""
+        if not (self._busy or self._kept or self._held.lacking):
+            return
+        if patience or not self._lifecycle.running:
+            self._pause(patience or _MOMENT_SECONDS)
+        self._let_go()
+        self._look_for_lacking()
+        for one in list(self._busy.values()):
+            yield from self._advance(one)
+            if one.is_idle:
+                self._busy.pop(one.name, None)
+        self._shrink()
+
+    def _look_for_lacking(self) -> None:
+        """One at a time of those that were evicted before their requests could begin: others would
+        be evicted for it, and so on."""
+        lacking, self._held.lacking = self._held.lacking, {}
+        if lacking and not any(one.is_lacking for one in self._busy.values()):
+            self._wanted(*next(iter(lacking.items()))).is_lacking = True
+
+    def _let_go(self) -> None:
+        """The scheduler had its turn: whoever was to begin has begun."""
+        self._turns_left -= 1
+        if self._kept and self._turns_left <= 0:
+            self._release(self._kept)
+            self._kept = []
+
+    def _release(self, blocks: list[int]) -> None:
+        for block in blocks:
+            self._tiers.loading.remove(block)
+        self._pool.release(blocks)
+
+    def _pause(self, seconds: float) -> None:
+        """Let threads go on, or the service, which cannot be waited for here."""
+        busy = self._busy.values()
+        futures: list[Future[Any]] = [one.reading for one in busy if one.reading is not None]
+        futures += [one.loading.written for one in busy if one.loading is not None]
+        if futures:
+            wait(futures, timeout=seconds, return_when=FIRST_COMPLETED)
+        else:
+            time.sleep(seconds)
+
+    def _advance(self, one: _Adapter) -> Iterator[Arrival | Refusal]:
+        """Go on with one adapter as far as that is possible."""
+        if one.reading is not None and one.reading.done():
+            reading, one.reading = one.reading, None
+            try:
+                image = one.image = reading.result()
+            except BadAdapter as error:
+                yield from self._refuse(one, str(error))
+                return
+            count = -(-image.num_pages // self._pool.kinds[0].pages)
+            one.hashes = [_hash(one.name, number) for number in range(count)]
+        if one.loading is not None:
+            if one.loading.written.done():
+                yield from self._land(one, one.loading)
+        elif one.blocks and self._found(one) == one.blocks:
+            one.is_lacking = False
+            yield from self._hand_out(one)
+        elif one.image is not None:
+            yield from self._load(one, one.image)
+        elif one.reading is None and one.heard_at is None:
+            self.wanted.append(one.name)
+            one.heard_at = time.monotonic()
+        elif one.heard_at is not None and time.monotonic() - one.heard_at > _PATIENCE_SECONDS:
+            yield from self._refuse(one, "it does not come")
+
+    def _found(self, one: _Adapter) -> list[int | None]:
+        """Its blocks, as far as they are there."""
+        found = (self._pool.find([key]) for key in one.hashes)
+        return [blocks[0] if blocks else None for blocks in found]
+
+    def _load(self, one: _Adapter, image: Image) -> Iterator[Refusal]:
+        """Have what is missing of an adapter in the pool written into blocks, if there is room."""
+        found = self._found(one)
+        there = [block for block in found if block is not None]
+        missing = [number for number, block in enumerate(found) if block is None]
+        pages = len(missing) * self._pool.kinds[0].pages
+        running = self._lifecycle.running.values()
+        room = pages + self._lifecycle.headroom(running)
+        if not self._pool.can_allocate(room, one.tenant, there):
+            if not running and not self._tiers.arriving:
+                yield from self._refuse(one, f"there is no room for its {len(found)} blocks")
+            return
+        self._pool.acquire(there)
+        new = self._pool.allocate(len(missing), one.tenant)
+        self._lifecycle.transfers.move_evicted(self._memory.move)
+        taken = iter(new)
+        blocks = [next(taken) if block is None else block for block in found]
+        landing = self._memory.landing(list(map(self._pool.pages_of, new)))
+        write = partial(_write, image, missing, landing)
+        one.loading = _Loading(blocks, landing, self._writers.submit(one.tenant, write))
+        self._tiers.loading += blocks
+
+    def _land(self, one: _Adapter, loading: _Loading) -> Iterator[Arrival]:
+        """An adapter is in its blocks: who waits for it holds them, too."""
+        one.loading = None
+        loading.written.result()
+        loading.landing.land()
+        for block, key in zip(loading.blocks, one.hashes, strict=True):
+            if self._pool.hashes[block] is None:
+                self._pool.register(block, key, is_tail=True)
+                self._tiers.fresh.discard(block)  # it is there
+        assert one.image is not None
+        one.blocks = loading.blocks
+        pages = [page for block in one.blocks for page in self._pool.pages_of(block)]
+        self._forget_evicted()
+        self._placed[one.name] = one.hashes[0]
+        self._model.use(one.name, one.image, pages)
+        yield from self._hand_out(one)
+        if one.is_lacking:
+            one.is_lacking = False
+            self._kept, self._turns_left = self._kept + loading.blocks, _TURNS
+        else:
+            self._release(loading.blocks)
+
+    def _forget_evicted(self) -> None:
+        """Nobody computes with what is not to be found."""
+        for name, key in list(self._placed.items()):
+            if not self._pool.find([key]):
+                self._model.forget(name)
+                del self._placed[name]
+
+    def _hand_out(self, one: _Adapter) -> Iterator[Arrival]:
+        """It is there: who waits for it comes in, and holds it when it begins."""
+        while one.waiting:
+            _, (request, grammar) = one.waiting.popitem(last=False)
+            self._pin(one, request)
+            yield Arrival(request, grammar, one.hashes)
+
+    def _pin(self, one: _Adapter, request: EngineRequest) -> None:
+        """Pin an adapter as its request wishes, within its tenant's limit."""
+        assert request.adapter is not None
+        name, limit = request.adapter.pin, request.share.max_pinned_blocks
+        if name is not None:
+            pages = self._pins.would_hold(name, request.tenant, one.blocks)
+            if limit is None or self._pool.in_blocks(pages) <= limit:
+                self._pins.pin(name, request.tenant, one.blocks)
+
+    def _refuse(self, one: _Adapter, why: str) -> Iterator[Refusal]:
+        del self._known[one.name], self._busy[one.name]
+        requests = [request for request, _ in one.waiting.values()]
+        error = f"the adapter cannot be used: {why}"
+        lacking = [
+            group
+            for name, group in self._lifecycle.live.items()
+            if group.request.adapter_name == one.name and name not in self._lifecycle.running
+        ]
+        ended = [seq for group in lacking for seq in self._lifecycle.end(group, "error", error)]
+        yield Refusal(requests, ended, error)
+
+    def _shrink(self) -> None:
+        """Let images go that were not used for longest, as long as they have too many bytes."""
+        held = [one for one in self._known.values() if one.image is not None]
+        left = sum(one.image.num_pages for one in held if one.image is not None)
+        for one in held:
+            if left * self._memory.page_bytes <= self._most_bytes:
+                break
+            if one.name not in self._busy and one.image is not None:
+                left, one.image = left - one.image.num_pages, None
+        while len(self._known) > _MOST_KNOWN and next(iter(self._known)) not in self._busy:
+            self._known.popitem(last=False)
+
+
+def _hash(name: bytes, number: int) -> bytes:
+    """By which a block of an adapter is found."""
+    return blake2b(name + number.to_bytes(4, "little"), digest_size=HASH_BYTES).digest()
+
+
+def _write(image: Image, numbers: list[int], landing: Landing) -> None:
+    """Fill blocks, whose pages are neighbours, with those of these numbers."""
+    for number, target in zip(numbers, landing.targets, strict=True):
+        pages = len(target) // image.page_bytes
+        for place, page in enumerate(range(number * pages, (number + 1) * pages)):
+            if page < image.num_pages:
+                image.fill(page, target[place * image.page_bytes :][: image.page_bytes])

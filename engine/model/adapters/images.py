@@ -1,0 +1,147 @@
+"""An adapter's weights as pages of the KV memory hold them, and what computes with them there.
+
+Its ranks are cut into parts, each of which lies within a page: what it takes of inputs, and behind
+that, on a cache line of its own, what it gives to outputs, by ranks (S-LoRA, Sheng et al., 2023).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from engine.model.layers.linear_places import LinearPlace
+from kernels.native.adapters import MOST_RANKS
+from kernels.types import Adapter, LowRank
+
+_LINE: Final = 64
+"""Bytes."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LinearChange:
+    """What an adapter adds to a linear layer: `scale * x @ down.T @ up.T`."""
+
+    down: Tensor  # [rank, in_features]
+    up: Tensor  # [out_features, rank]
+    scale: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """Some ranks of a change."""
+
+    place: LinearPlace
+    scale: float
+    rank: int
+    page: int
+    """Of the image."""
+    start: int
+    """The byte of the page where it begins."""
+
+    def views(self, page: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """What it takes, [rank, in_features], and gives, [rank, out_features], in that page."""
+        size = self.rank * dtype.itemsize
+        down, up = size * self.place.in_features, size * self.place.out_features
+        behind = self.start + _whole_lines(down)
+        return (
+            page[self.start : self.start + down].view(dtype).view(self.rank, -1),
+            page[behind : behind + up].view(dtype).view(self.rank, -1),
+        )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class AdapterImage:
+    """An adapter for one model, in pages of the host's memory."""
+
+    pages: Tensor  # uint8 [num_pages, bytes of a page]
+    dtype: torch.dtype
+    _parts: tuple[_Part, ...]
+    _num_products: int
+    """Of the model."""
+
+    def within(self, memory: Tensor, pages: Sequence[int]) -> Adapter:
+        """What computes, once these pages of `memory`, [num_pages, bytes of a page], hold it."""
+        changes: dict[int, list[LowRank]] = {}
+        for part in self._parts:
+            down, up = part.views(memory[pages[part.page]], self.dtype)
+            found = LowRank(down, up, part.place.column, part.scale)
+            changes.setdefault(part.place.product, []).append(found)
+        numbers = range(self._num_products)
+        return Adapter(tuple(tuple(changes.get(n, ())) for n in numbers), tuple(pages))
+
+    @property
+    def num_pages(self) -> int:
+        """See `engine.adapters.memory.Image`."""
+        return len(self.pages)
+
+    @property
+    def page_bytes(self) -> int:
+        """See `engine.adapters.memory.Image`."""
+        return self.pages.shape[1]
+
+    def fill(self, number: int, target: memoryview) -> None:
+        """See `engine.adapters.memory.Image`."""
+        target[:] = self.pages[number].numpy().data
+
+
+def make_image(
+    changes: Mapping[LinearPlace, LinearChange],
+    num_products: int,
+    dtype: torch.dtype,
+    page_bytes: int,
+) -> AdapterImage:
+    """Of what an adapter changes in a model of so many products, in the model's `dtype`.
+
+    Raises `ValueError` where a page is too small for a single rank.
+    """
+    parts = tuple(_parts(changes, dtype.itemsize, page_bytes))
+    pages = torch.zeros(parts[-1].page + 1, page_bytes, dtype=torch.uint8)
+    ranks: dict[LinearPlace, int] = {}
+    for part in parts:
+        change, first = changes[part.place], ranks.get(part.place, 0)
+        up = change.up if part.place.order is None else change.up[part.place.order]
+        ranks[part.place] = first + part.rank
+        own = slice(first, ranks[part.place])
+        down_view, up_view = part.views(pages[part.page], dtype)
+        down_view.copy_(change.down[own])
+        up_view.copy_(up[:, own].T)
+    return AdapterImage(pages, dtype, parts, num_products)
+
+
+def _parts(
+    changes: Mapping[LinearPlace, LinearChange], itemsize: int, page_bytes: int
+) -> Iterator[_Part]:
+    """One behind the other, in as few pages as that takes."""
+    page = start = 0
+    for place, change in changes.items():
+        left = len(change.down)
+        while left:
+            rank = _most_ranks(place, itemsize, page_bytes - start)
+            if not rank and not start:
+                raise ValueError(f"a page of {page_bytes} bytes is too small for a rank")
+            if rank:
+                rank = min(rank, left)
+                yield _Part(place, change.scale, rank, page, start)
+                start, left = start + _num_bytes(place, rank, itemsize), left - rank
+            else:
+                page, start = page + 1, 0
+
+
+def _most_ranks(place: LinearPlace, itemsize: int, room: int) -> int:
+    rank = room // (itemsize * (place.in_features + place.out_features))
+    while rank and _num_bytes(place, rank, itemsize) > room:
+        rank -= 1
+    return min(rank, MOST_RANKS)
+
+
+def _num_bytes(place: LinearPlace, rank: int, itemsize: int) -> int:
+    size = rank * itemsize
+    return _whole_lines(size * place.in_features) + _whole_lines(size * place.out_features)
+
+
+def _whole_lines(num_bytes: int) -> int:
+    return -(-num_bytes // _LINE) * _LINE

@@ -1,0 +1,92 @@
+"""Which of a model's linear layers adapters may change, by name, and where they are computed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from engine.model.checkpoints.coded_linear import CodedLinear, Product
+from engine.model.layers.description import DenseDescription, Description, LayerDescription
+from engine.model.layers.packing import reordered
+from kernels.layers import product_number
+
+UNCHANGED: Final = {"gate", "router", "shared_expert_gate", "kv_b_proj", "dt_proj"}
+"""Of a name's parts: routers, and what other modules read the weights of."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LinearPlace:
+    """Where the outputs of a linear layer are computed."""
+
+    product: int
+    """Its number among all products that adapters may change."""
+    in_features: int
+    out_features: int
+    column: int = 0
+    """Of the product's outputs, the first that is this layer's."""
+    order: Tensor | None = None
+    """[out_features], places: the order in which they are there; `None`: their own."""
+
+
+Places = Mapping[str, LinearPlace]
+"""By the names that modules have in their model."""
+
+
+def shapes(places: Places) -> dict[str, tuple[int, int]]:
+    """Numbers of inputs and outputs, by name."""
+    return {name: (one.in_features, one.out_features) for name, one in places.items()}
+
+
+def fused_places(model: nn.Module, description: Description) -> Places:
+    """Those of a model whose layers are fused as `description` says."""
+    names = {module: name for name, module in model.named_modules()}
+    return {
+        names[module]: place
+        for number, layer in enumerate(description.layers)
+        for module, place in _of_layer(number, layer)
+    }
+
+
+def own_places(model: PreTrainedModel, called: set[str]) -> Places:
+    """Those of a model's own modules, of which a pass has `called` these.
+
+    Without the head, whatever it is called: it has other rows than the tokens of a step.
+    """
+    head = model.get_output_embeddings()
+    found = [
+        (name, module)
+        for name, module in model.named_modules()
+        if name in called and module is not head and UNCHANGED.isdisjoint(name.split("."))
+    ]
+    return {
+        name: LinearPlace(number, module.in_features, module.out_features)
+        for number, (name, module) in enumerate(found)
+        if isinstance(module, nn.Linear | CodedLinear)
+    }
+
+
+def _of_layer(number: int, layer: LayerDescription) -> Iterator[tuple[Product, LinearPlace]]:
+    yield from _side_by_side(product_number(number, "qkv"), layer.qkv, layer.head_order)
+    yield from _side_by_side(product_number(number, "out"), [layer.out])
+    network = layer.network
+    dense = network if isinstance(network, DenseDescription) else network.shared
+    if dense is not None:
+        yield from _side_by_side(product_number(number, "gate_up"), dense.gate_up)
+        yield from _side_by_side(product_number(number, "down"), [dense.down])
+
+
+def _side_by_side(
+    product: int, parts: list[Product], head_order: Tensor | None = None
+) -> Iterator[tuple[Product, LinearPlace]]:
+    """Queries and keys, the first two, have the dimensions of each head in that order."""
+    column = 0
+    for index, part in enumerate(parts):
+        order = None
+        if head_order is not None and index < 2:
+            order = reordered(part.out_features, head_order)
+        yield part, LinearPlace(product, part.in_features, part.out_features, column, order)
+        column += part.out_features
