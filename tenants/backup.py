@@ -42,6 +42,7 @@ _SCAN_COUNT: Final = 100
 _STREAM_PAGE: Final = 1000
 _PASSING: Final = frozenset(
     {"streams", "held", "settled", "sockets", "running", "claimed", "spending", "usage-batch"}
+    | {"adapter-upload"}
 )
 """Kinds of keys that tell of requests under way."""
 _PASSING_PREFIXES: Final = (

@@ -163,6 +163,18 @@ class PromptNotFound(StoreError):
         super().__init__(f"there is no prompt {name!r}{suffix}")
 
 
+class AdapterNotFound(StoreError):
+    """The owner has no adapter with this name, or not in this version."""
+
+    def __init__(self, name: str, version: int | None = None) -> None:
+        suffix = "" if version is None else f" in version {version}"
+        super().__init__(f"there is no adapter {name!r}{suffix}")
+
+
+class AdaptersExceeded(StoreError):
+    """An owner has as many adapters, versions or bytes of them as it may; nothing was changed."""
+
+
 class InvalidField(StoreError):
     """A value that cannot be accepted; `field` names it."""
 

@@ -36,6 +36,8 @@ HEADS: Final[Mapping[str, int]] = {
     "running": 0,
     "conversation": REVISION_BYTES,
     "completion": REVISION_BYTES,
+    "adapter": 0,
+    "adapter-piece": 0,
 }
 """Kinds of strings that are encrypted, by how many bytes of them are not."""
 

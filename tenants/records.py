@@ -28,9 +28,12 @@ _ID = re.compile(ID_PATTERN)
 _PROMPT_NAME = re.compile(PROMPT_NAME_PATTERN)
 # Lone surrogates come from a command line with broken UTF-8, and cannot be written.
 _NAME = re.compile(rf"(?!.*[\ud800-\udfff]){NAME_PATTERN}")
-# A tenant may be kept from sockets, pins and leases; nothing at all of the rest is
+# A tenant may be kept from sockets, pins, leases and adapters; nothing at all of the rest is
 # `status: disabled`.
-_MAY_BE_ZERO = ("sockets", "pinned_blocks", "leased_blocks", "stored_bytes", "lease_seconds")
+_MAY_BE_ZERO = frozenset(
+    {"sockets", "pinned_blocks", "leased_blocks", "stored_bytes", "lease_seconds"}
+    | {"adapters", "adapter_bytes"}
+)
 
 
 class TenantLimits(msgspec.Struct, frozen=True, kw_only=True):
@@ -55,6 +58,10 @@ class TenantLimits(msgspec.Struct, frozen=True, kw_only=True):
     `lease_share`."""
     stored_bytes: int | None = None
     """Of responses that are kept to go on from; the oldest make room for new ones."""
+    adapters: int | None = None
+    """Names of adapters that it may have at once."""
+    adapter_bytes: int | None = None
+    """Of the files of all their versions."""
     lease_seconds: int | None = None
     """For how long its requests may lease what they use of the cache, whatever they ask for."""
     soft_budget_micros: int | None = None
@@ -74,6 +81,7 @@ class TenantLimits(msgspec.Struct, frozen=True, kw_only=True):
 
 DEFAULTED = frozenset(
     {"requests_per_minute", "concurrent_streams", "sockets", "queued_requests", "stored_bytes"}
+    | {"adapters", "adapter_bytes"}
 )
 """The limits that a service has defaults for."""
 
@@ -110,7 +118,8 @@ class Tenant(_Owner, frozen=True, kw_only=True):
     `namespace_secret` decides who may share its blocks, and never leaves the service. `revision`
     grows with every change. `weight` is its share of the engine beside others; cached blocks up to
     `reserved_blocks` are never evicted for others. With `cache` off its requests neither find
-    blocks nor leave any. `share_group` is the group whose prompts it may use.
+    blocks nor leave any. `share_group` is the group whose prompts and adapters it may use.
+    `adapter` names the one that is meant where neither a request nor its prompt names any.
     """
 
     status: Literal["active", "disabled"] = "active"
@@ -118,6 +127,7 @@ class Tenant(_Owner, frozen=True, kw_only=True):
     reserved_blocks: int = 0
     cache: Literal["on", "off"] = "on"
     share_group: str | None = None
+    adapter: str | None = None
     limits: TenantLimits = TenantLimits()
 
     @property
@@ -142,9 +152,9 @@ class Tenant(_Owner, frozen=True, kw_only=True):
 
 
 class ShareGroup(_Owner, frozen=True, kw_only=True):
-    """Tenants that share prompts: those that an operator put into the group, and nothing else.
+    """Tenants that share prompts and adapters: those of the group, and nothing else.
 
-    Its prompts are kept like a tenant's, under `owner`, which no tenant can be called.
+    These are kept like a tenant's, under `owner`, which no tenant can be called.
     """
 
     @property
@@ -218,7 +228,7 @@ class SystemPrompt(msgspec.Struct, frozen=True, kw_only=True):
     """One version of a registered system prompt. A version's text never changes.
 
     The active version is what a request gets that names none. A pinned prompt's active version
-    keeps its blocks in memory.
+    keeps its blocks in memory. `adapter` names the one that is meant where a request names none.
     """
 
     name: str
@@ -226,6 +236,32 @@ class SystemPrompt(msgspec.Struct, frozen=True, kw_only=True):
     text: str
     created_at: float
     active: bool = True
+    pinned: bool = False
+    adapter: str | None = None
+
+
+class AdapterRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """One version of an adapter (LoRA) of a tenant's or a share group's, which never changes.
+
+    `digest` is of all in its files that acts; `num_bytes` are of the file of its weights; `rank` is
+    the largest, and `targets` the last parts of the names of what it changes. It acts behind the
+    tokens of its `invocation`, or everywhere where there are none. `files` names where its files
+    are kept, in so many `pieces`. The active version is what is meant by the name alone; a pinned
+    adapter's active version stays in memory.
+    """
+
+    owner: str
+    name: str
+    version: int
+    digest: bytes
+    num_bytes: int
+    rank: int
+    targets: tuple[str, ...]
+    invocation: tuple[int, ...]
+    created_at: float
+    files: str
+    pieces: int
+    active: bool = False
     pinned: bool = False
 
 
@@ -246,14 +282,24 @@ class PromptIndex(msgspec.Struct, frozen=True, kw_only=True):
 class Change(msgspec.Struct, frozen=True, kw_only=True):
     """A notice that something was written.
 
-    `tenant_id` is the owner of what changed: a tenant's id, or for `kind == "prompts"` perhaps a
-    group's owner name. `name` is the prompt's, or for `kind == "group"` the group's id.
+    `tenant_id` is the owner of what changed: a tenant's id, or for "prompts" and "adapters" perhaps
+    a group's owner name. `name` is the prompt's or adapter's, or for "group" the group's id.
     `cancel` is no change of the store: whoever runs the tenant's response `name` is to end it.
     `forget` says that this response is deleted, or was replaced.
     `resync` says that notices may have been missed: look at everything again. It names no tenant.
     """
 
-    kind: Literal["tenant", "deleted", "keys", "prompts", "group", "resync", "cancel", "forget"]
+    kind: Literal[
+        "tenant",
+        "deleted",
+        "keys",
+        "prompts",
+        "adapters",
+        "group",
+        "resync",
+        "cancel",
+        "forget",
+    ]
     tenant_id: str = ""
     name: str = ""
 
@@ -302,6 +348,8 @@ def check_tenant(tenant: Tenant) -> None:
         raise InvalidField("status", "'active' or 'disabled'")
     if tenant.cache not in ("on", "off"):
         raise InvalidField("cache", "'on' or 'off'")
+    if tenant.adapter is not None:
+        check_prompt_name(tenant.adapter, "adapter")
     for name in tenant.limits.__struct_fields__:
         limit = getattr(tenant.limits, name)
         if limit is not None:
@@ -309,14 +357,14 @@ def check_tenant(tenant: Tenant) -> None:
 
 
 def is_prompt_name(name: str) -> bool:
-    """Whether `name` may name a system prompt."""
+    """Whether `name` may name a system prompt, or an adapter."""
     return _PROMPT_NAME.fullmatch(name) is not None
 
 
-def check_prompt_name(name: str) -> None:
-    """Raises `InvalidField` unless `name` may name a system prompt."""
+def check_prompt_name(name: str, field: str = "name") -> None:
+    """Raises `InvalidField` unless `name` may name a system prompt, or an adapter."""
     if not is_prompt_name(name):
-        raise InvalidField("name", "1 to 64 characters out of A-Z, a-z, 0-9, '_' and '-'")
+        raise InvalidField(field, "1 to 64 characters out of A-Z, a-z, 0-9, '_' and '-'")
 
 
 def _check_range(field: str, value: int, minimum: int) -> None:

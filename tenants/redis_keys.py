@@ -176,6 +176,28 @@ prompt_bytes = _one("prompt-bytes", "hash")
 prompt_index = _several("index", "hash")
 """`version:engine` to `PromptIndex`."""
 
+adapters = _one("adapters", "hash")
+"""Adapter name to which versions there are; outlives the adapter, see `tenants.adapters`."""
+
+adapter_upload = _one("adapter-upload", "string")
+"""With expiry: name of the files of an adapter that are coming."""
+
+_adapter = _several("adapter", "string")
+
+
+def adapter(owner: str, name: str, version: int) -> str:
+    """String, encrypted: `AdapterRecord` of a version."""
+    return _adapter(owner, f"{name}:{version}")
+
+
+_adapter_piece = _several("adapter-piece", "string")
+
+
+def adapter_piece(owner: str, files: str, number: int) -> str:
+    """String, encrypted: a piece of an adapter's files; with expiry until all have come."""
+    return _adapter_piece(owner, f"{files}:{number}")
+
+
 usage = _one("usage", "hash")
 """`DAY:quantity` to how much of it was used that UTC day."""
 

@@ -29,7 +29,7 @@ def index_prompt(
     namespaces = Namespaces(
         shared_key=namespace_key, private_key=namespace_key, shared_tokens=len(token_ids)
     )
-    extras = extras_for(info.hash_extras, info.rotary_switch, len(token_ids))
+    extras = extras_for(info.hash_extras, info.rotary_switch, len(token_ids), None)
     return PromptIndex(
         name=prompt.name,
         version=prompt.version,

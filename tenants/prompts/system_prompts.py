@@ -88,27 +88,37 @@ class SystemPrompts:
         redis.add_listener(self._on_change)
 
     async def put(
-        self, owner: str, name: str, text: str, *, activate: bool = True, actor: str = "system"
+        self,
+        owner: str,
+        name: str,
+        text: str,
+        *,
+        adapter: str | None = None,
+        activate: bool = True,
+        actor: str = "system",
     ) -> SystemPrompt:
         """Register `text` as the newest version of prompt `name`, and make it the active one.
 
-        A prompt's first version is active in any case. A text equal to the newest version's makes
-        no new one. Raises `InvalidField` ("name", "text"), `TenantNotFound`, `GroupNotFound`, and
-        `PromptsExceeded` for more than the owner may have.
+        `adapter` is meant where a request with it names none. A prompt's first version is active in
+        any case. One that says what the newest version does makes no new one. Raises `InvalidField`
+        ("name", "text", "adapter"), `TenantNotFound`, `GroupNotFound`, and `PromptsExceeded` for
+        more than the owner may have.
         """
         check_prompt_name(name)
         _check_text(text)
+        if adapter is not None:
+            check_prompt_name(adapter, "adapter")
 
         async def attempt() -> SystemPrompt | None:
             blob, head = await self._read_head(owner, name)
             if head is None:
                 head = _Head(last=0, active=None)
             newest = None if head.active is None else await self._texts.read(owner, name, head.last)
-            if newest is not None and newest.text == text:
+            if newest is not None and (newest.text, newest.adapter) == (text, adapter):
                 body, commands, checks = newest, list[Command](), list[Check]()
                 new = replace(head, active=head.last) if activate else head
             else:
-                body, version = PromptText(text, time.time()), head.last + 1
+                body, version = PromptText(text, time.time(), adapter), head.last + 1
                 active = version if activate or head.active is None else head.active
                 new = replace(head, last=version, active=active)
                 checks, books = await self._room.adding(owner, name, text)
@@ -223,7 +233,7 @@ class SystemPrompts:
             [redis_keys.prompt(owner, index.name), redis_keys.prompt_index(owner, index.name)],
             [
                 index.version,
-                _index_field(index.version, index.engine),
+                f"{index.version}:{index.engine}",
                 msgspec.msgpack.encode(index),
             ],
         )
@@ -342,7 +352,7 @@ class SystemPrompts:
             self._by_name.expire()
             self._by_text.expire()
             return
-        if change.kind in ("cancel", "forget"):
+        if change.kind in ("adapters", "cancel", "forget"):
             return
         owner = f"@{change.name}" if change.kind == "group" else change.tenant_id
         self._by_name.drop_if(lambda key, _: key[0] == owner)
@@ -379,6 +389,7 @@ def _prompt(name: str, version: int, body: PromptText, head: _Head) -> SystemPro
         created_at=body.created_at,
         active=version == head.active,
         pinned=head.pinned,
+        adapter=body.adapter,
     )
 
 
@@ -386,7 +397,3 @@ def _document(head: _Head | None) -> audit.Document | None:
     if head is None or head.active is None:
         return None
     return {"active_version": head.active, "last_version": head.last, "pinned": head.pinned}
-
-
-def _index_field(version: int, engine: str) -> str:
-    return f"{version}:{engine}"

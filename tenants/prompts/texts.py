@@ -19,6 +19,7 @@ class PromptText(msgspec.Struct, frozen=True):
 
     text: str
     created_at: float
+    adapter: str | None = None
 
 
 class PromptTexts:

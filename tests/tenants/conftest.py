@@ -14,6 +14,7 @@ import redis
 from msgspec.structs import replace
 from redis.cluster import RedisCluster
 
+from tenants.adapters.adapters import Adapters
 from tenants.at_rest.pepper import Peppers
 from tenants.errors import StoreUnavailable
 from tenants.groups import ShareGroups
@@ -81,6 +82,7 @@ class Room:
         self.store = TenantStore(link, peppers, flush_grace_seconds=0, **ages)
         self.groups = ShareGroups(link, peppers)
         self.prompts = SystemPrompts(link, self.keyring, **ages)
+        self.adapters = Adapters(link, self.keyring, **ages)
         self.audit = Audit(link)
         self.responses = StoredObjects(link, self.keyring)
 

@@ -30,6 +30,7 @@ from tenants.idempotency import Attempt, Idempotency
 from tenants.keys.operator_tokens import OperatorTokens
 from tenants.storage import slots
 from tenants.storage.connection import Script, open_redis
+from tests.tenants.adapters.putting import put
 from tests.tenants.cluster_servers import NUM_SERVERS, ClusterServers
 from tests.tenants.conftest import OpenRoom, Room, cut_off, eventually, everything, listening
 
@@ -88,6 +89,8 @@ async def test_what_an_operator_writes_is_there_for_all(
             assert found.key == new
         await room.prompts.put("acme-0", "head", "one")
         assert (await heard.get()).kind == "prompts"
+        await put(room.adapters, "acme-1")
+        assert (await heard.get()).kind == "adapters"
     assert await room.groups.members("law") == names
     assert [tenant.id for tenant in await other.store.list_tenants()] == names
     assert {entry.owner for entry in await room.audit.read()} == {"@law", *names}
@@ -98,7 +101,7 @@ async def test_what_an_operator_writes_is_there_for_all(
     await other.groups.delete("law")
     assert left_in(raw) == set()
     actions = [entry.action for entry in await room.audit.read(limit=1000)]
-    assert len(actions) == 3 + 3 * _FROM_EVERY_SLOT  # each once
+    assert len(actions) == 4 + 3 * _FROM_EVERY_SLOT  # each once
 
 
 async def test_a_write_cut_off_anywhere_is_finished_by_whoever_starts(

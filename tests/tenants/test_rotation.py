@@ -21,6 +21,7 @@ from tenants.rotation.rotation import Left, Rotation
 from tenants.storage.connection import GuardedRedis
 from tenants.stored.objects import REVISION_BYTES, EditedObjects
 from tenants.stored.running import RunningResponses
+from tests.tenants.adapters.putting import put, read
 from tests.tenants.conftest import Room, cut_off, everything, who
 
 OLD, NEW = b"o" * 32, b"n" * 32
@@ -50,6 +51,7 @@ async def filled(link: GuardedRedis, peppers: Peppers) -> tuple[Room, str]:
     for owner in ("acme", "@law"):
         for text in ("one", "two"):
             await room.prompts.put(owner, "support", text)
+        await put(room.adapters, owner, weights=b"weights of " + owner.encode())
     await room.responses.save("acme", "resp_1", b"answer", 60)
     await _conversations(room).put("acme", "conv_1", b"talk", 60, listed_at=1.0)
     running = RunningResponses(link, room.keyring)
@@ -72,6 +74,9 @@ async def check_filled(room: Room, key: str) -> None:
         assert prompt is not None
         assert (prompt.version, prompt.text) == (1, "one")
         assert [one.text for one in await room.prompts.versions(owner, "support")] == ["two", "one"]
+        adapter = await room.adapters.get(owner, "rhyme")
+        assert adapter is not None
+        assert await read(room.adapters, adapter) == b"weights of " + owner.encode()
     assert await room.responses.load("acme", "resp_1") == b"answer"
     assert ((await _conversations(room).load("acme", "conv_1")) or b"")[REVISION_BYTES:] == b"talk"
     running = await RunningResponses(room.redis, room.keyring).find("acme", "resp_2")
@@ -91,8 +96,9 @@ async def test_a_namespace_secret_is_replaced_and_all_is_encrypted_anew(
     await check_filled(room, key)
     held = everything(raw)
     left = await rotating(room, BEFORE).run()
-    # Two versions of two prompts; answer and talk were encrypted anew when they were read.
-    assert left == Left(rewritten=5)
+    # Two versions of two prompts, record and two pieces of two adapters, and what runs; answer and
+    # talk were encrypted anew when they were read.
+    assert left == Left(rewritten=11)
     await check_filled(room, key)
     assert (await room.store.get_tenant("acme")).former_secrets == ()
     assert (await room.groups.get("law")).former_secrets == ()

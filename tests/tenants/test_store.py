@@ -88,6 +88,16 @@ async def test_a_name_that_cannot_be_shown_is_refused(store: TenantStore, name: 
     assert caught.value.field == "name"
 
 
+async def test_the_adapter_that_a_tenant_means_has_the_name_of_one(store: TenantStore) -> None:
+    tenant, _ = await store.create_tenant("acme")
+    assert tenant.adapter is None
+    changed = await store.update_tenant("acme", lambda old: replace(old, adapter="rhyme"))
+    assert (await store.get_tenant("acme")).adapter == changed.adapter == "rhyme"
+    with pytest.raises(InvalidField) as caught:
+        await store.update_tenant("acme", lambda old: replace(old, adapter="no name"))
+    assert caught.value.field == "adapter"
+
+
 async def test_tenants_are_listed_by_id_page_by_page(store: TenantStore) -> None:
     assert await store.list_tenants() == []
     b, c, a = [(await store.create_tenant(name))[0] for name in ("b", "c", "a")]

@@ -19,6 +19,7 @@ from tenants.backup import Backup
 from tenants.errors import BackupUnusable, PepperMismatch, StoreNotEmpty, StoreUnsupported
 from tenants.keys.operator_tokens import OperatorTokens
 from tenants.storage.schema import SCHEMA, check_schema
+from tests.tenants.adapters.putting import put
 from tests.tenants.conftest import Room
 
 
@@ -53,6 +54,7 @@ async def filled(room: Room, raw: redis.Redis, peppers: Peppers) -> Room:
     await room.groups.create("wall")
     await OperatorTokens(room.redis, peppers).create("ci")
     await room.prompts.put("acme", "law", "You are the lawyer of acme.")
+    await put(room.adapters)
     await room.responses.save(tenant.id, "resp_1", b"said", 1000)
     raw.zadd(redis_keys.stored(tenant.id), {"x": 1.5, "y": float("inf")})
     raw.sadd(redis_keys.members("@wall"), "acme", "other")

@@ -10,7 +10,7 @@ import redis
 from msgspec.structs import replace
 
 from engine.api import EngineInfo, Namespaces
-from engine.blocks.hashing import block_hashes
+from engine.blocks.hashing import Extras, block_hashes
 from tenants.errors import InvalidField, PromptNotFound, TenantNotFound
 from tenants.prompts.index import engine_fingerprint, index_prompt
 from tenants.prompts.system_prompts import SystemPrompts
@@ -71,6 +71,16 @@ async def test_a_version_may_be_put_aside_and_activated_later(prompts: SystemPro
     assert await prompts.get("acme", "law", 1) == replace(first, active=False)
     back = await prompts.activate("acme", "law", 1)
     assert await prompts.list("acme") == [back] == [first]
+
+
+async def test_a_version_may_say_which_adapter_is_meant(prompts: SystemPrompts) -> None:
+    first = await prompts.put("acme", "law", "one")
+    assert first.adapter is None
+    second = await prompts.put("acme", "law", "one", adapter="rhyme")
+    assert (second.version, second.adapter) == (2, "rhyme")
+    assert await prompts.put("acme", "law", "one", adapter="rhyme") == second
+    with pytest.raises(InvalidField, match="adapter"):
+        await prompts.put("acme", "law", "one", adapter="no name")
 
 
 async def test_the_newest_text_put_again_is_activated_by_that(prompts: SystemPrompts) -> None:
@@ -319,7 +329,7 @@ def test_an_index_holds_the_hashes_that_the_engine_computes(acme: Tenant) -> Non
     request = Namespaces(
         shared_key=acme.namespace_key, private_key=acme.user_key("ann"), shared_tokens=100
     )
-    chain = block_hashes(conversation, INFO.block_size, request, INFO.hash_extras)
+    chain = block_hashes(conversation, INFO.block_size, request, Extras(INFO.hash_extras))
     assert len(index.block_hashes) == 100 // 16
     assert chain[: len(index.block_hashes)] == index.block_hashes
     # The block that straddles the border is the conversation's.
