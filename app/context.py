@@ -10,7 +10,9 @@ from app.background.booking import LeaseBooking, LeftUsage
 from app.background.supervisor import Supervisor
 from app.background.warming import Warmer
 from app.chat.stored import StoredCompletions
-from app.generation.begin import Generations, ModelNames
+from app.generation.adapters import NamedAdapters
+from app.generation.begin import Generations
+from app.generation.engine_request import ModelNames
 from app.late_writes import LateWrites
 from app.limits.admission import Gate
 from app.limits.auth import authenticate
@@ -39,6 +41,7 @@ class Service:
     engine: EngineClient
     stores: Stores
     names: ModelNames
+    adapters: NamedAdapters
     history: History
     conversations: ConversationStore
     completions: StoredCompletions

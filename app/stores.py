@@ -12,6 +12,8 @@ from pathlib import Path
 
 from app.settings import Settings
 from app.settings.kinds import paths
+from tenants.adapters.adapters import Adapters
+from tenants.adapters.room import MostAdapters
 from tenants.at_rest.pepper import Peppers, load_peppers, pepper_path
 from tenants.backup import Backup
 from tenants.errors import StoreUnavailable, TenantExists
@@ -50,6 +52,7 @@ class Stores:
     operator_tokens: OperatorTokens
     groups: ShareGroups
     prompts: SystemPrompts
+    adapters: Adapters
     audit: Audit
     audit_keeper: AuditKeeper
     idempotency: Idempotency
@@ -101,6 +104,12 @@ class Stores:
             operator_tokens=OperatorTokens(redis, peppers, audit_max_entries=audit_max_entries),
             groups=ShareGroups(redis, peppers, audit_max_entries=audit_max_entries),
             prompts=prompts,
+            adapters=Adapters(
+                redis,
+                keyring,
+                audit_max_entries=audit_max_entries,
+                most=partial(_most_adapters, tenants, default_limits),
+            ),
             audit=Audit(redis),
             audit_keeper=AuditKeeper(redis, kept_entries, audit_file),
             idempotency=Idempotency(redis, peppers),
@@ -120,10 +129,21 @@ class Stores:
 
 
 async def _most_bytes(tenants: TenantStore, defaults: TenantLimits, owner: str) -> int | None:
-    """How much may be stored of an owner; a share group has the default."""
+    """How much may be stored of an owner."""
+    return (await _limits(tenants, defaults, owner)).stored_bytes
+
+
+async def _most_adapters(tenants: TenantStore, defaults: TenantLimits, owner: str) -> MostAdapters:
+    """How many adapters an owner may have."""
+    limits = await _limits(tenants, defaults, owner)
+    return MostAdapters(limits.adapters, limits.adapter_bytes)
+
+
+async def _limits(tenants: TenantStore, defaults: TenantLimits, owner: str) -> TenantLimits:
+    """What holds for an owner; a share group has the defaults."""
     if owner.startswith("@"):
-        return defaults.stored_bytes
-    return (await tenants.get_tenant(owner)).limits.over(defaults).stored_bytes
+        return defaults
+    return (await tenants.get_tenant(owner)).limits.over(defaults)
 
 
 class PublicTenantStore(TenantStore):

@@ -24,6 +24,7 @@ from tenants.records import (
     NAME_PATTERN,
     PROMPT_NAME_PATTERN,
     UNLIMITED,
+    AdapterRecord,
     ApiKey,
     OperatorToken,
     PromptIndex,
@@ -92,8 +93,8 @@ class Versioned(Document):
 class Limits(Document):
     """What a tenant may take.
 
-    Null is the service's default where it has one (requests, streams, sockets, queued requests and
-    stored bytes; "unlimited" has none there either), else no limit.
+    Null is the service's default where it has one (requests, streams, sockets, queued requests,
+    stored bytes, adapters and their bytes; "unlimited" has none there either), else no limit.
     """
 
     requests_per_minute: Limit | Unlimited | None = None
@@ -121,6 +122,12 @@ class Limits(Document):
     )
     stored_bytes: LimitOrNone | Unlimited | None = Field(
         None, description="Kept of its responses; the oldest make room for new ones."
+    )
+    adapters: LimitOrNone | Unlimited | None = Field(
+        None, description="Adapters that it may have at once."
+    )
+    adapter_bytes: LimitOrNone | Unlimited | None = Field(
+        None, description="Of the files of all their versions."
     )
     lease_seconds: LimitOrNone | None = Field(
         None, description="For how long its requests may lease cached KV blocks, at most."
@@ -154,7 +161,8 @@ class TenantDocument(Versioned):
         description="So many of its cached KV blocks are never evicted for other tenants."
     )
     cache: Cache = Field(description="Off: its requests neither find KV blocks nor leave any.")
-    share_group: Id | None = Field(description="The group whose prompts it may use.")
+    share_group: Id | None = Field(description="The group whose prompts and adapters it may use.")
+    adapter: PromptName | None = Field(description="Meant where neither request nor prompt says.")
     limits: Limits
 
     @classmethod
@@ -177,7 +185,12 @@ class TenantPatch(TypedDict, total=False):
     cache: Annotated[
         Cache, Field(description="Off: its requests neither find KV blocks nor leave any.")
     ]
-    share_group: Annotated[Id | None, Field(description="The group whose prompts it may use.")]
+    share_group: Annotated[
+        Id | None, Field(description="The group whose prompts and adapters it may use.")
+    ]
+    adapter: Annotated[
+        PromptName | None, Field(description="Meant where neither request nor prompt says.")
+    ]
     limits: Limits
 
 
@@ -227,7 +240,7 @@ class TokenDocument(Document):
 
 
 class GroupDocument(Versioned):
-    """Tenants that share prompts: those that were put into it with `share_group`."""
+    """Tenants that share prompts and adapters: those that were put into it with `share_group`."""
 
     id: Id
     name: Name
@@ -242,6 +255,7 @@ class PromptDocument(Document):
     version: int
     active: bool = Field(description="Whether requests get it that name no version.")
     pinned: bool = Field(description="Whether the active version's blocks stay in memory.")
+    adapter: PromptName | None = Field(description="Meant where a request with it names none.")
     characters: int
     created_at: Moment
     tokens: int | None
@@ -286,6 +300,35 @@ class PromptIndexDocument(Document):
         )
 
 
+class AdapterDocument(Document):
+    """A version of an adapter (LoRA)."""
+
+    name: PromptName
+    version: int
+    active: bool = Field(description="Whether its name means this one.")
+    pinned: bool = Field(description="Whether the active version stays in memory.")
+    digest: str = Field(description="Of all that acts; equal ones answer alike.")
+    bytes: int = Field(description="Of its weights.")
+    rank: int = Field(description="The largest.")
+    targets: list[str] = Field(description="Ends of the names of the layers that it changes.")
+    invocation: list[int] = Field(
+        description="Tokens behind which it acts (activated LoRA); without any, everywhere."
+    )
+    created_at: Moment
+
+    @classmethod
+    def of(cls, record: AdapterRecord, **own: Any) -> Self:
+        """See `Document`."""
+        return super().of(
+            record,
+            digest=record.digest.hex(),
+            bytes=record.num_bytes,
+            targets=list(record.targets),
+            invocation=list(record.invocation),
+            **own,
+        )
+
+
 class UsageDay(Document):
     """What a tenant used on one day (UTC)."""
 
@@ -323,7 +366,7 @@ class AuditDocument(Document):
     actor: str
     action: str
     owner: str = Field(description="A tenant's id, or '@' and a share group's; empty of a token.")
-    target: str = Field(description="The key, prompt or token; empty for the owner itself.")
+    target: str = Field(description="The key, prompt, adapter or token; empty for the owner.")
     before: dict[str, Any] | None
     after: dict[str, Any] | None
 

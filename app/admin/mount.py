@@ -23,6 +23,7 @@ from app.admin.door import Door, WriteRate
 from app.admin.problems import ProblemDocument, routing_problem
 from app.admin.route import AdminRoute
 from app.admin.routes import (
+    adapters,
     audit,
     cache,
     groups,
@@ -49,8 +50,10 @@ _TAGS = {
     "Tenants": "Customers: their share of the engine, and their limits.",
     "API keys": "Several for each tenant, each with a name; a key itself is shown once.",
     "System prompts": "Registered texts, whose KV blocks all requests of a tenant share.",
-    "Share groups": "Tenants that share the prompts of a group, and nothing else.",
+    "Adapters": "Low-rank changes (LoRA) of the model's weights, which are a tenant's own.",
+    "Share groups": "Tenants that share the prompts and adapters of a group, and nothing else.",
     "Group prompts": "System prompts that all tenants in a share group share.",
+    "Group adapters": "Adapters that all tenants in a share group may use.",
     "Usage": "What a tenant used, by day.",
     "Audit": "Who changed what.",
     "Admin tokens": "Those of the store, for who may do everything, and whose the one sent is.",
@@ -69,7 +72,8 @@ _NO_TELEMETRY: TelemetryConfig = {
     **{"operation_spans": False, "auto_configure": False},
 }
 _ROUTERS = [
-    *(tenants.router, keys.router, *prompts.ROUTERS.values(), groups.router),
+    *(tenants.router, keys.router, *prompts.ROUTERS.values(), *adapters.ROUTERS.values()),
+    groups.router,
     *(usage.router, audit.router, live.router, cache.router, wall.router),
     *(operators.router, operators.signing_in),
 ]

@@ -42,10 +42,16 @@ async def _operator(request: Request) -> Operator:
     return operator
 
 
+async def _coming(request: Request) -> Request:
+    return request
+
+
 Served = Annotated[Service, Depends(_service)]
 Entry = Annotated[Door, Depends(_door)]
 Asking = Annotated[Operator, Depends(_operator)]
 """Who asks, and may: their route has made sure. The audit names them."""
+Coming = Annotated[Request, Depends(_coming)]
+"""The request, whose body is yet to be read: of a `StreamedRoute`."""
 
 
 def _described_as(kind: Any) -> WithJsonSchema:
@@ -56,6 +62,7 @@ def _described_as(kind: Any) -> WithJsonSchema:
 TenantId = Annotated[str, Path(description="A tenant's id."), _described_as(Id)]
 GroupId = Annotated[str, Path(description="A share group's id."), _described_as(Id)]
 NameInPath = Annotated[str, Path(description="A system prompt's name."), _described_as(PromptName)]
+AdapterInPath = Annotated[str, Path(description="An adapter's name."), _described_as(PromptName)]
 KeyInPath = Annotated[
     str,
     Path(description="An API key's id: what stands between 'pw_' and the dot."),

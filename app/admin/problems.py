@@ -12,8 +12,11 @@ from starlette.responses import Response
 from app.admin.issuer import IssuerUnavailable
 from app.admin.token import Operator
 from app.wire.errors import ApiError, field_path, retry_after, shortened
+from engine.adapters.files import BadAdapter
 from engine.api import EngineError, EngineUnavailable, RequestRefused
 from tenants.errors import (
+    AdapterNotFound,
+    AdaptersExceeded,
     GroupExists,
     GroupNotFound,
     InvalidField,
@@ -40,10 +43,12 @@ _STORE_ERRORS: Mapping[type[StoreError], tuple[HTTPStatus, str]] = {
     KeyNotFound: (HTTPStatus.NOT_FOUND, "key_not_found"),
     TokenNotFound: (HTTPStatus.NOT_FOUND, "token_not_found"),
     PromptNotFound: (HTTPStatus.NOT_FOUND, "prompt_not_found"),
+    AdapterNotFound: (HTTPStatus.NOT_FOUND, "adapter_not_found"),
     TenantExists: (HTTPStatus.CONFLICT, "tenant_exists"),
     GroupExists: (HTTPStatus.CONFLICT, "group_exists"),
     StoreConflict: (HTTPStatus.CONFLICT, "conflict"),
     PromptsExceeded: (HTTPStatus.CONFLICT, "prompts_exceeded"),
+    AdaptersExceeded: (HTTPStatus.CONFLICT, "adapters_exceeded"),
 }
 _OF_JSON = dict.fromkeys(("dict_type", "model_type"), "Input should be an object")
 """What pydantic says in Python's words, as it takes the body to come from there."""
@@ -124,7 +129,7 @@ def forbidden(operator: Operator) -> Problem:
     """What a holder of a token is told that it is not for."""
     bounds = ["reads"] if operator.reads_only else []
     if operator.tenant is not None:
-        bounds.append(f"tenant {operator.tenant}, with its keys and prompts")
+        bounds.append(f"tenant {operator.tenant}, with its keys, prompts and adapters")
     what = f"{' of '.join(bounds)} alone, and for no tokens"
     detail = f"The admin token of {operator.name} is for {what}."
     return Problem(HTTPStatus.FORBIDDEN, detail, code="not_for_this_token")
@@ -178,6 +183,8 @@ def as_problem(error: Exception) -> Problem | None:
         )
     if isinstance(error, InvalidField):
         return invalid(complaint(error))
+    if isinstance(error, BadAdapter):
+        return invalid(Complaint(field=error.field, detail=error.message))
     if isinstance(error, StoreReadOnly):
         detail = f"The tenant store takes no writes: {error.reason}."
         return _unavailable(detail, "store_unavailable")

@@ -110,7 +110,7 @@ class AdminRoute(APIRoute):
         if self.method != "GET":
             if self.needs_token:
                 state.write_rate.count(operator.identity)
-            read.content = await read_body(request, state.service.bounds.max_body_bytes)
+            read.content = await self._content(request, state.service.bounds.max_body_bytes)
             if operator.tenant is not None:
                 # Who writes slowly may be held to a tenant that is another's by now.
                 request.state.operator = await self._operator(request)
@@ -120,6 +120,9 @@ class AdminRoute(APIRoute):
         ):
             require_json(request)
         return read
+
+    async def _content(self, request: Request, max_body_bytes: int) -> bytes:
+        return await read_body(request, max_body_bytes)
 
     async def _operator(self, request: Request) -> Operator:
         """Who asks, and may. Raises `Problem`, `IssuerUnavailable` and `StoreUnavailable`."""
@@ -181,6 +184,22 @@ class AdminRoute(APIRoute):
             yield HTTPStatus.UNPROCESSABLE_ENTITY
         if self.body_field is not None:
             yield from (HTTPStatus.BAD_REQUEST, HTTPStatus.UNSUPPORTED_MEDIA_TYPE)
+
+
+class StreamedRoute(AdminRoute):
+    """An operation whose handler reads the body as it comes.
+
+    Nobody has it when it is asked whether a write is the same as an earlier one under its key: then
+    its length stands for it.
+    """
+
+    async def _content(self, request: Request, max_body_bytes: int) -> bytes:  # noqa: ARG002
+        return request.headers.get("content-length", "").encode()
+
+    def _problems(self) -> Iterator[HTTPStatus]:
+        yield from super()._problems()
+        yield from (HTTPStatus.BAD_REQUEST, HTTPStatus.UNSUPPORTED_MEDIA_TYPE)
+        yield HTTPStatus.REQUEST_TIMEOUT
 
 
 class _Read(Request):

@@ -27,7 +27,7 @@ READING = "read"
 OF_ITSELF = "/me"
 _TOKENS = "/tokens"
 _OF_TENANT = "/tenants/{tenant}"
-_WRITTEN_BY_TENANTS = (f"{_OF_TENANT}/keys", f"{_OF_TENANT}/prompts")
+_WRITTEN_BY_TENANTS = tuple(f"{_OF_TENANT}/{what}" for what in ("keys", "prompts", "adapters"))
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Operator:
     name: str
     reads_only: bool = False
     tenant: str | None = None
-    """Of whom alone they see anything, and write keys and prompts."""
+    """Of whom alone they see anything, and write keys, prompts and adapters."""
     subject: str | None = None
     """What tells them from others of the same name, where a name can be another's some day."""
 

@@ -27,9 +27,10 @@ from app.console.pages import console_routes
 from app.context import Service
 from app.formats.reasoning.formats import ReasoningSetting
 from app.formats.tools.formats import ToolFormat
-from app.generation.begin import Generations, ModelNames
+from app.generation.adapters import NamedAdapters
+from app.generation.begin import Generations
 from app.generation.comparison import Comparisons
-from app.generation.engine_request import Defaults
+from app.generation.engine_request import Defaults, ModelNames
 from app.late_writes import LateWrites
 from app.limits.admission import Gate
 from app.limits.booking import Booking
@@ -106,6 +107,7 @@ def _assembled(
     """Every part with the parts that it works with."""
     metrics, workers = Metrics(bounds.metrics_tenants), Workers()
     names = ModelNames(model_id)
+    adapters = NamedAdapters(names, engine, stores.adapters, stores.prompts)
     context = engine.info.max_context_tokens
     template = ChatTemplate(tokenizer, workers, context, tool_format, reasoning_format)
     registered = RegisteredPrompts(stores.prompts, template)
@@ -121,6 +123,7 @@ def _assembled(
         engine=engine,
         tokenizer=tokenizer,
         names=names,
+        adapters=adapters,
         template=template,
         prompts=prompts,
         history=history,
@@ -146,7 +149,6 @@ def _assembled(
         workers,
         metrics,
         template.reasoning.unheeded,
-        model_id=model_id,
         resume_grace_seconds=bounds.resume_grace_seconds,
         max_kept_event_bytes=bounds.max_kept_event_bytes,
     )
@@ -154,6 +156,7 @@ def _assembled(
         engine=engine,
         stores=stores,
         names=names,
+        adapters=adapters,
         history=history,
         conversations=conversations,
         completions=StoredCompletions(stores.completions, late, workers, ttl_seconds),
@@ -190,6 +193,7 @@ async def _background(service: Service, webhook: Webhook | None) -> AsyncIterato
         service.history,
         service.conversations,
         service.responses,
+        service.adapters,
     )
 
     async def notify() -> None:

@@ -156,7 +156,7 @@ class Warmer:
         """Take note of a change of the store; `run` acts on it."""
         if change.kind == "resync":
             self._look_at_everybody()
-        elif change.kind not in ("keys", "cancel", "forget"):
+        elif change.kind not in ("keys", "adapters", "cancel", "forget"):
             group = f"@{change.name}"
             self._stale.add(group if change.kind == "group" else change.tenant_id)
             self._wanted.set()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import typer
 
 from app.cli import audit, chat, doctor, models, serve
-from app.cli.store import admin_token, backup, group, key, prompt, report, rotation, tenant
+from app.cli.store import adapter, admin_token, backup, group, key, prompt, report, rotation, tenant
 
 app = typer.Typer(
     name="partywall",
@@ -21,6 +21,7 @@ app.add_typer(tenant.app, name="tenant")
 app.add_typer(key.app, name="key")
 app.add_typer(admin_token.app, name="token")
 app.add_typer(prompt.app, name="prompt")
+app.add_typer(adapter.app, name="adapter")
 app.add_typer(group.app, name="group")
 app.add_typer(rotation.app, name="store")
 app.command("backup")(backup.backup)

@@ -171,7 +171,7 @@ class CompletionRun:
         return Completion(
             id=self._requests[0].id,
             created=self._created,
-            model=self._service.names.model_id,
+            model=self._service.names.shown(self._requests[0].model),
             choices=choices,
             usage=usage,
         )

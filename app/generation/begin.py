@@ -14,9 +14,10 @@ from msgspec import structs
 from transformers import PreTrainedTokenizerBase
 
 from app.formats.tools.parser import ToolParser
+from app.generation.adapters import NamedAdapters
 from app.generation.answer_grammar import answer_grammar
 from app.generation.comparison import Comparisons
-from app.generation.engine_request import Defaults, engine_request, renewed
+from app.generation.engine_request import Defaults, ModelNames, engine_request, renewed
 from app.generation.generation import Asked, Generation
 from app.limits.admission import Gate, Ticket
 from app.limits.booking import shared_head
@@ -29,12 +30,11 @@ from app.request.constraint import GrammarCheck, check_held
 from app.request.request import GenerationRequest
 from app.request.segments import Segment, segments_of
 from app.shares import SharedRoom
-from app.wire.errors import ApiError
 from app.wire.functions import Tools
 from engine.api import EngineInfo, EngineRequest, TokenDelta
 from engine.client import EngineClient
 from engine.validation import check_request
-from tenants.records import Principal
+from tenants.records import AdapterRecord, Principal
 
 if TYPE_CHECKING:
     from app.generation.tracing import Tracing
@@ -45,19 +45,6 @@ Resolve = Callable[
     Awaitable[tuple[GenerationRequest, dict[str, bytes]]],
 ]
 """A tenant's request with what was said before it, and what its names of items stand for."""
-
-
-@dataclass(frozen=True)
-class ModelNames:
-    """The served model's id, and its last path segment as a shorter name for it."""
-
-    model_id: str
-
-    def check(self, name: str | None) -> None:
-        """Raise `ApiError` 404 for another model's name."""
-        if name is not None and name not in (self.model_id, self.model_id.rsplit("/", 1)[-1]):
-            message = f"The model '{name}' does not exist; this service has '{self.model_id}'."
-            raise ApiError(404, message, code="model_not_found", param="model")
 
 
 @dataclass(frozen=True)
@@ -84,6 +71,7 @@ class Generations:
     engine: EngineClient
     tokenizer: PreTrainedTokenizerBase
     names: ModelNames
+    adapters: NamedAdapters
     template: ChatTemplate
     prompts: PromptBuilder
     history: History
@@ -126,7 +114,7 @@ class Generations:
         self.gate.check()
         info = self.engine.info
         for request in requests:
-            self.names.check(request.model)
+            self.names.adapter_in(request.model)
             request.candidates.check(info.max_running_sequences)
             check_held(request.constraint, request.tools, info)
         streams = [request.candidates.width for request in requests]
@@ -153,7 +141,9 @@ class Generations:
         """What the engine is to be asked, and what names of items in the request stand for."""
         request, named = await self.resolve(request, principal.tenant.id, on_socket)
         prompt = await self._prompt(principal, request, on_socket)
-        asked_of = engine_request(principal, request, prompt, info, self.defaults)
+        adapter = await self._adapter(principal, request, prompt)
+        use = None if adapter is None else self.adapters.use(principal, adapter, prompt.ids)
+        asked_of = engine_request(principal, request, prompt, info, self.defaults, use)
         prompt = self._described(principal, request, prompt, asked_of, info)
         held = await self._held(request, asked_of, prompt, info)
         named_response, comparison = request.cache.compare_with, None
@@ -167,8 +157,18 @@ class Generations:
             engine_kind=info.hash_extras,
             tools=request.tools,
             grammar_field=request.constraint.field if request.constraint else "tools",
+            adapter=None if adapter is None else adapter.name,
         )
         return asked, named
+
+    async def _adapter(
+        self, principal: Principal, request: GenerationRequest, prompt: Prompt
+    ) -> AdapterRecord | None:
+        """That which a request means, as hardly any does."""
+        says = (self.names.adapter_in(request.model), prompt.origin, principal.tenant.adapter)
+        if says == (None, None, None):
+            return None
+        return await self.adapters.meant(principal, request.model, prompt.origin)
 
     async def go_on(self, principal: Principal, interrupted: Asked) -> Generation:
         """Go on with a generation that was suspended, in this process or another.
@@ -178,6 +178,8 @@ class Generations:
         asked_at = perf_counter()
         self.gate.check()
         info = self.engine.info
+        if interrupted.request.adapter is not None:
+            await self.adapters.allow(principal, interrupted.request.adapter)
         again = renewed(interrupted.request, principal, interrupted.prompt, info)
         (ticket,) = await self.gate.admit_all(principal, [again.num_lines])
         async with _released_unless_begun([ticket]):
@@ -193,8 +195,8 @@ class Generations:
         on_socket: SocketHistory | None = None,
     ) -> int:
         """The tokens of a request's prompt. Raises what `begin` raises, but for the engine's."""
-        self.names.check(request.model)
         async with self.counted(principal):
+            await self.adapters.meant(principal, request.model)
             request, _ = await self.resolve(request, principal.tenant.id, on_socket)
             return len((await self._prompt(principal, request, on_socket)).ids)
 

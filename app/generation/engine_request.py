@@ -1,4 +1,4 @@
-"""What the engine is asked: a conversation's ids, who shares their blocks, how, and how far."""
+"""What the engine is asked: a conversation's ids, who shares their blocks, of what, and how far."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from app.prompt.conversation import Prompt
 from app.request.cache_wish import cache_policy
 from app.request.request import GenerationRequest
 from app.wire.common import Tier
-from app.wire.errors import ContextExceeded, invalid_request
+from app.wire.errors import ApiError, ContextExceeded, invalid_request
 from engine.api import (
     NOTHING_CACHED,
+    AdapterUse,
     EngineInfo,
     EngineRequest,
     Namespaces,
@@ -30,6 +31,41 @@ MAX_LOGPROBS = 262_144
 _PRIORITIES: dict[Tier, int] = {"flex": -1, "default": 0, "priority": 1}
 _TOKEN_ID = re.compile(r"[0-9]{1,18}")
 """Few enough digits to be read: Python refuses more than 4,300 of them with an error of its own."""
+
+
+@dataclass(frozen=True)
+class ModelNames:
+    """The served model's id, its last path segment for short, or before a colon nothing at all."""
+
+    model_id: str
+
+    @property
+    def _own(self) -> tuple[str, str]:
+        return self.model_id, self.model_id.rsplit("/", 1)[-1]
+
+    def adapter_in(self, name: str | None) -> str | None:
+        """The adapter that a model's name has behind a colon. `None`: it says nothing of one; empty
+        where there is to be none.
+
+        Raises `ApiError` 404 for another model's name.
+        """
+        if name is None or name in self._own:
+            return None
+        base, colon, adapter = name.rpartition(":")
+        if not colon or base not in (*self._own, ""):
+            raise self.unknown(name)
+        return adapter
+
+    def shown(self, name: str | None) -> str:
+        """What an answer says of a request that has called the model so, if it may."""
+        base, colon, adapter = (name or "").rpartition(":")
+        is_named = colon and adapter and base in (*self._own, "") and name not in self._own
+        return f"{self.model_id}:{adapter}" if is_named else self.model_id
+
+    def unknown(self, name: str) -> ApiError:
+        """Of a name that stands for nothing, or for nothing that who asks may use."""
+        message = f"The model '{name}' does not exist; this service has '{self.model_id}'."
+        return ApiError(404, message, code="model_not_found", param="model")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,6 +84,7 @@ def engine_request(
     prompt: Prompt,
     info: EngineInfo,
     defaults: Defaults,
+    adapter: AdapterUse | None = None,
 ) -> EngineRequest:
     """What the engine is asked for a request whose conversation is `prompt`.
 
@@ -76,6 +113,7 @@ def engine_request(
         beam=candidates.beam,
         priority=_PRIORITIES[request.sampling.tier],
         conversation=request.conversation_id or request.id,
+        adapter=adapter,
     )
     check_request(asked, info)
     return asked

@@ -45,7 +45,7 @@ class Asked:
     request with `generated` tokens goes on behind them: `cached_tokens`, `cache_write_tokens` and
     `held` are then what an earlier generation of its only line was left with. `tools` may be called
     in it. `grammar_field` has asked for the request's grammar. `comparison` is with an earlier
-    response, where one was named.
+    response, where one was named. `adapter` is what the tenant calls the request's.
     """
 
     request: EngineRequest
@@ -58,6 +58,7 @@ class Asked:
     tools: Tools = field(default_factory=Tools)
     grammar_field: str | None = None
     comparison: Comparison | CacheDiagnostics | None = None
+    adapter: str | None = None
 
 
 class Generation:

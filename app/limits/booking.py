@@ -47,7 +47,8 @@ def shared_head(
 ) -> SharedHead | None:
     """Which part of a prompt its tenant's group shares: whole blocks of the group's prompt.
 
-    A prompt that is computed for log-probabilities of its own is not computed for others.
+    A prompt that is computed for log-probabilities of its own is not computed for others, and
+    neither is what an adapter acts on: whoever asks for that pays for it.
     """
     spaces, most = request.namespaces, request.cache.up_to
     if group is None or spaces.shared_key != group.namespace_key:
@@ -55,6 +56,8 @@ def shared_head(
     if request.sampling.prompt_logprobs is not None:
         return None
     tokens = spaces.shared_tokens if most is None else min(spaces.shared_tokens, most)
+    if request.adapter is not None:
+        tokens = min(tokens, request.adapter.start)
     return SharedHead(
         group=group.owner, generation=group.generation, tokens=tokens // block_size * block_size
     )

@@ -132,7 +132,7 @@ class Connections:
 
     def notice(self, change: Change) -> None:
         """Take note of a change of the store; `run` acts on it at once."""
-        if change.kind not in ("prompts", "cancel", "forget"):
+        if change.kind not in ("prompts", "adapters", "cancel", "forget"):
             self._last_notice = time.monotonic()
         if change.kind == "resync":
             self._resync = True

@@ -32,6 +32,7 @@ def log_generation(generation: Generation, context: RequestContext | None) -> No
     fields: dict[str, Any] = {
         "response_id": request.request_id,
         "tenant": request.tenant,
+        **({} if generation.asked.adapter is None else {"adapter": generation.asked.adapter}),
         "finish": generation.outcome or "abandoned",
         "prompt_tokens": len(request.prompt),
         "cached_tokens": generation.cached_tokens,

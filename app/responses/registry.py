@@ -49,7 +49,6 @@ class Responses:
         metrics: Metrics,
         unheeded: Callable[[EffortWish], list[str]],
         *,
-        model_id: str,
         resume_grace_seconds: float,
         max_kept_event_bytes: int,
     ) -> None:
@@ -59,7 +58,6 @@ class Responses:
         self._engine = engine
         self._workers = workers
         self._unheeded = unheeded
-        self._model_id = model_id
         self._grace_seconds = resume_grace_seconds
         self._kept = ResumableStreams(max_kept_event_bytes)
         self._runs: dict[tuple[str, str], ResponseRun] = {}
@@ -70,7 +68,7 @@ class Responses:
     ) -> ResponseRun:
         """Begin a response. Raises what `Generations.begin` raises."""
         request, tenant = generation_request(body), principal.tenant
-        resource = new_response(request.id, self._model_id, body, tenant)
+        resource = new_response(request.id, self._generations.names.shown(body.model), body, tenant)
         listed = b""
         if resource.store or on_socket is not None or resource.conversation is not None:
             work = partial(listed_items, request.id.removeprefix("resp_"), body.items)

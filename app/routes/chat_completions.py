@@ -29,7 +29,7 @@ async def create_completion(request: Request) -> ASGIApp:
     generation = await unless_gone(request, service.generations.begin(principal, asked))
     keep = service.completions.keeping(principal.tenant, body) if body.store else None
     completion = Completion(
-        body, asked.candidates, generation, service.names.model_id, service.metrics, keep
+        body, asked.candidates, generation, service.names.shown(body.model), service.metrics, keep
     )
     headers = generation.ticket.headers
     if body.stream:

@@ -1,4 +1,4 @@
-"""`GET /v1/models` and `GET /v1/models/{model}`: the one model that is served."""
+"""`GET /v1/models` and `GET /v1/models/{model}`: the model, and the tenant's adapters of it."""
 
 from __future__ import annotations
 
@@ -10,19 +10,24 @@ from starlette.types import ASGIApp
 from app.context import Service, identified
 from app.transport.http import json_response
 from app.wire.errors import ApiError
+from tenants.records import AdapterRecord
 
 
 async def list_models(request: Request) -> ASGIApp:
-    """The list with its one entry."""
-    service, _ = await identified(request)
-    return json_response({"object": "list", "data": [_describe(service)]})
+    """The model, and then each adapter that the tenant may name."""
+    service, principal = await identified(request)
+    adapters = await service.adapters.usable(principal)
+    found = [_describe(service), *(_describe(service, one) for one in adapters)]
+    return json_response({"object": "list", "data": found})
 
 
 async def get_model(request: Request) -> ASGIApp:
-    """The model by its id, which may hold slashes."""
-    service, _ = await identified(request)
-    service.names.check(request.path_params["model"])
-    return json_response(_describe(service))
+    """The model by its id, which may hold slashes, or with an adapter."""
+    service, principal = await identified(request)
+    name = request.path_params["model"]
+    named = service.names.adapter_in(name)
+    adapter = await service.adapters.meant(principal, name) if named else None
+    return json_response(_describe(service, adapter))
 
 
 async def refuse_embeddings(request: Request) -> ASGIApp:
@@ -32,12 +37,11 @@ async def refuse_embeddings(request: Request) -> ASGIApp:
     raise ApiError(404, message, code="unsupported_endpoint")
 
 
-def _describe(service: Service) -> dict[str, Any]:
-    info = service.engine.info
-    return {
-        "id": service.names.model_id,
-        "object": "model",
-        "created": service.started_at,
-        "owned_by": "partywall",
-        "context_window": info.max_context_tokens,
-    }
+def _describe(service: Service, adapter: AdapterRecord | None = None) -> dict[str, Any]:
+    info, model = service.engine.info, service.names.model_id
+    own = {"id": model, "created": service.started_at, "owned_by": "partywall"}
+    if adapter is not None:
+        created = int(adapter.created_at)
+        own = {"id": f"{model}:{adapter.name}", "created": created, "owned_by": adapter.owner}
+    parent = {} if adapter is None else {"parent": model}
+    return {**own, "object": "model", "context_window": info.max_context_tokens, **parent}

@@ -27,7 +27,7 @@ async def tokenize(request: Request) -> ASGIApp:
     """`POST /tokenize`."""
     service, principal = await identified(request)
     body = await service.bodies.read(request, TokenizeBody, principal)
-    service.names.check(body.model)
+    await service.adapters.meant(principal, body.model)
     async with service.generations.counted(principal):
         if body.messages is not None:
             items = [
@@ -59,7 +59,7 @@ async def detokenize(request: Request) -> ASGIApp:
     """`POST /detokenize`."""
     service, principal = await identified(request)
     body = await service.bodies.read(request, DetokenizeBody, principal)
-    service.names.check(body.model)
+    await service.adapters.meant(principal, body.model)
     async with service.generations.counted(principal):
         text = await service.template.text_of(principal.tenant.id, body.tokens, "tokens")
     return json_response({"prompt": text})

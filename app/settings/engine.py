@@ -46,6 +46,11 @@ class EngineSettings(Section):
         ByteSize(0),
         description="Host memory behind it, such as 4GiB, for evicted blocks and swapped requests.",
     )
+    adapter_memory: ByteSize = Field(
+        ByteSize(512 * 1024**2),
+        description="Memory for adapters of tenants beside those that are in the KV cache, in "
+        "which those in use are; others are read from the store again.",
+    )
     kept_disk: ByteSize = Field(
         ByteSize(1024**3),
         description="Disk, in data_dir, for blocks that are found again after a restart: those of "

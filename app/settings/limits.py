@@ -41,6 +41,13 @@ class LimitSettings(Section):
         description="Stored responses, conversations and chat completions of such a tenant; the "
         "oldest make room for new ones.",
     )
+    default_adapters: DefaultCount = Field(
+        16, description="Adapters that such a tenant, or a share group, may have."
+    )
+    default_adapter_bytes: DefaultSize = Field(
+        ByteSize(256 * 1024**2),
+        description="Files of all versions of the adapters of such a tenant, or of a share group.",
+    )
     lease_seconds: float = Field(
         0.0,
         ge=0,

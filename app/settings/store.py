@@ -41,6 +41,10 @@ class StoreSettings(Section):
         description="The embedded store, the admin token's hash, blocks that are kept, and usage "
         "that is not in the store yet.",
     )
+    adapter_dir: Location | None = Field(
+        None,
+        description="Folder of folders with adapters, which operators may have put by their names.",
+    )
     store_memory: ByteSize = Field(
         ByteSize(1024**3),
         ge=16 * 1024**2,

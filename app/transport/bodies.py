@@ -59,15 +59,25 @@ class Bodies:
 
 def require_json(request: Request) -> None:
     """Raises `ApiError` 415 for a body that says it is anything but JSON, as it is."""
+    require_plain(request)
+    if content_type(request) != "application/json":
+        raise ApiError(415, "Send JSON (application/json).", code="unsupported_media_type")
+
+
+def content_type(request: Request) -> str:
+    """What the body says it is, in small letters; JSON where it does not."""
+    given = request.headers.get("content-type", "application/json")
+    return given.partition(";")[0].strip().lower()
+
+
+def require_plain(request: Request) -> None:
+    """Raises `ApiError` 415 for a body that is not sent as it is."""
     for coding in ",".join(request.headers.getlist("content-encoding")).split(","):
         if coding.strip().lower() not in ("", "identity"):
             message = f"Send the body as it is, not with Content-Encoding '{coding.strip()}'."
             # What would do (RFC 9110, section 15.5.16).
             headers = {"accept-encoding": "identity"}
             raise ApiError(415, message, code="unsupported_media_type", headers=headers)
-    content_type = request.headers.get("content-type", "application/json")
-    if content_type.partition(";")[0].strip().lower() != "application/json":
-        raise ApiError(415, "Send JSON (application/json).", code="unsupported_media_type")
 
 
 async def read_body(

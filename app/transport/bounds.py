@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 from collections import Counter
 from dataclasses import dataclass
+from pathlib import Path
 
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
@@ -25,7 +26,7 @@ class Bounds:
     them use the rest of the context. Those that ask for no lifetime lease what they use of the
     cache for `lease_seconds`. A response without a reader goes on for `resume_grace_seconds`, and
     for as long after its end its events can be fetched. Server-sent streams that say nothing for
-    `keep_alive_seconds` carry a comment.
+    `keep_alive_seconds` carry a comment. Adapters may be named that lie in `adapter_dir`.
     """
 
     send_deadline_seconds: float = 15.0
@@ -52,6 +53,7 @@ class Bounds:
     admin_writes_per_minute: int | None = 600
     ignores_unknown_fields: bool = False
     page_origins: tuple[str, ...] = ()
+    adapter_dir: Path | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

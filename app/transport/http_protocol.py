@@ -21,6 +21,7 @@ from uvicorn.server import ServerState
 from app.transport.bounds import ConnectionBounds, Place
 from app.transport.half_closed import PROBE_EXTENSION, PROCESSING, Outlet, Probe, Probing
 from app.transport.http import body_too_large, head_too_large, refusal
+from app.transport.large_bodies import LARGE_EXTENSION, LargeBody
 from app.transport.websocket_protocol import (
     ABORT_EXTENSION,
     WebSocketProtocol,
@@ -65,6 +66,7 @@ class HttpProtocol(HttpToolsProtocol):
         self._content_bytes = 0  # in the piece that is being parsed
         self._framing_bytes = 0  # everything else of this request, less the content behind it
         self._body_bytes = 0
+        self._large = LargeBody(self._expect_what_is_due)
         self._fault: ApiError | None = None
         self._deaf = False
         self._running: RequestResponseCycle | None = None
@@ -152,9 +154,11 @@ class HttpProtocol(HttpToolsProtocol):
         super().on_message_begin()
         self._phase = _Phase.HEAD
         self._head_bytes = self._framing_bytes = self._body_bytes = 0
+        self._large = LargeBody(self._expect_what_is_due)
         self.scope["extensions"] = {
             ABORT_EXTENSION: {"abort": self.transport.abort},
             PROBE_EXTENSION: {"with": self._probe_with},
+            LARGE_EXTENSION: {"body": self._large},
         }
 
     def on_url(self, url: bytes) -> None:
@@ -192,7 +196,7 @@ class HttpProtocol(HttpToolsProtocol):
         """Take a part of the body."""
         self._content_bytes += len(body)
         self._body_bytes += len(body)
-        if self._body_bytes > 2 * self._bounds.max_body_bytes:
+        if self._body_bytes > 2 * self._bounds.max_body_bytes and not self._large.is_allowed:
             # The application has said so by now, or will not read it.
             raise self._found(body_too_large(self._bounds.max_body_bytes))
         super().on_body(body)
@@ -255,7 +259,7 @@ class HttpProtocol(HttpToolsProtocol):
             # Something came that begins no request, such as line breaks.
             self._expect(_Phase.HEAD if answered else None)
         else:
-            self._expect(phase)
+            self._expect(None if self._large.is_allowed and phase is _Phase.BODY else phase)
 
     def _expect(self, phase: _Phase | None) -> None:
         """Let a deadline run for `phase`, from its beginning on."""

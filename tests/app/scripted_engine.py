@@ -24,7 +24,7 @@ from engine.api import (
     TokenLogprobs,
 )
 from engine.blocks.hashing import block_hashes
-from engine.client import FleetFigures
+from engine.client import AdapterSource, FleetFigures
 from engine.validation import check_request
 
 BLOCK_SIZE = 16
@@ -40,6 +40,7 @@ class ScriptedEngine:
     hash_extras = b""
     max_running_sequences = 64
     has_grammars = True
+    adapters: AdapterSource
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         self.tokenizer = tokenizer
@@ -60,6 +61,8 @@ class ScriptedEngine:
         self.token_seconds = 0.0
         self.holding: set[str] = set()
         self.starts = 1
+        self.linears: dict[str, tuple[int, int]] = {}
+        """Of the model: what adapters may change."""
         self._released = asyncio.Event()
         self._aborts: dict[str, asyncio.Event] = {}
         self.aborted_lines: list[tuple[str, int]] = []
@@ -87,6 +90,7 @@ class ScriptedEngine:
             eos_token_ids=(self.eos,),
             hash_extras=self.hash_extras,
             has_grammars=self.has_grammars,
+            linears=self.linears,
         )
 
     async def start(self) -> None: ...

@@ -29,7 +29,8 @@ class NewToken(BaseModel):
     name: Name = Field(description="Who or what it is for; the audit calls its holder so.")
     role: TokenRole = Field(description="Everything, or reading alone.")
     tenant: Id | None = Field(
-        None, description="Of whom alone its holder sees anything, and writes keys and prompts."
+        None,
+        description="Of whom alone they see anything, and write keys, prompts and adapters.",
     )
     expires_in_seconds: Lifetime = None
 

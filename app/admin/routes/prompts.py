@@ -5,25 +5,31 @@ Both are served by the same handlers: an owner's prompts are an owner's prompts.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from http import HTTPStatus
-from typing import Annotated, Any
+from typing import Annotated
 
-from fastapi import Depends, Request
+from fastapi import Request
 from pydantic import BaseModel, ConfigDict, Field
 
 from app.admin.documents import (
-    WHOLE,
     Document,
     PromptDocument,
     PromptIndexDocument,
     PromptName,
     PromptWithText,
 )
-from app.admin.lists import Next, PageQuery, Query, page
-from app.admin.parameters import Asking, GroupId, InBody, InQuery, NameInPath, Served, TenantId
+from app.admin.lists import Next, PageQuery, page
+from app.admin.owners import (
+    Activation,
+    Owner,
+    VersionQuery,
+    VersionsQuery,
+    for_both_owners,
+    require_owner,
+    routers,
+)
+from app.admin.parameters import Asking, InBody, InQuery, NameInPath, Served
 from app.admin.problems import clash, complaint
-from app.admin.route import Handler, operations
 from app.context import Service
 from engine.api import EngineError
 from tenants.errors import InvalidField, PromptNotFound
@@ -31,34 +37,9 @@ from tenants.prompts.system_prompts import MAX_TEXT_BYTES
 from tenants.records import SystemPrompt
 
 _MAX_BYTES_A_CHARACTER = 4
-_MAX_VERSION = 10**15 - 1
 
-Version = Annotated[int, Field(ge=1, le=_MAX_VERSION), WHOLE]
-
-
-async def _tenant(tenant: TenantId) -> None:
-    """Declares the part of the path that `_owner` reads."""
-
-
-async def _group(group: GroupId) -> None:
-    """The same of a group."""
-
-
-ROUTERS = {
-    "tenant": operations(
-        "System prompts", "/tenants/{tenant}/prompts", dependencies=[Depends(_tenant)]
-    ),
-    "group": operations("Group prompts", "/groups/{group}/prompts", dependencies=[Depends(_group)]),
-}
-
-
-async def _owner(request: Request) -> str:
-    """Under whose name the store keeps the prompts that the path means."""
-    path = request.path_params
-    return path["tenant"] if "tenant" in path else f"@{path['group']}"
-
-
-Owner = Annotated[str, Depends(_owner)]
+ROUTERS = routers("prompts", "System prompts", "Group prompts")
+_operation = for_both_owners(ROUTERS)
 
 
 class NewPrompt(BaseModel):
@@ -71,33 +52,16 @@ class NewPrompt(BaseModel):
         max_length=MAX_TEXT_BYTES // _MAX_BYTES_A_CHARACTER,
         description="What stands before the first {{variable}} is shared.",
     )
+    adapter: PromptName | None = Field(
+        None, description="The adapter that is meant where a request with it names none."
+    )
     activate: bool = Field(True, description="Use it where a request names no version.")
-
-
-class Activation(BaseModel):
-    """Which version is to be used."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-    version: Version
 
 
 class PromptQuery(PageQuery):
     """A page of prompts."""
 
     after: Annotated[PromptName | None, Field(description="Those behind this name.")] = None
-
-
-class VersionsQuery(PageQuery):
-    """A page of versions."""
-
-    after: Annotated[Version | None, Field(description="Those older than this one.")] = None
-
-
-class VersionQuery(Query):
-    """Which version."""
-
-    version: Annotated[Version | None, Field(description="The active one by default.")] = None
 
 
 class PromptList(Document):
@@ -114,46 +78,38 @@ class VersionList(Document):
     next: Next
 
 
-def _for_both_owners(method: str, suffix: str, **options: Any) -> Callable[[Handler], Handler]:
-    """Declare a handler for the prompts of tenants, and for those of share groups."""
-
-    def declare(handler: Handler) -> Handler:
-        verb, _, what = handler.__name__.partition("_")
-        for kind, router in ROUTERS.items():
-            name = f"{verb}_{kind}_{what}"
-            router.add_api_route(suffix, handler, methods=[method], name=name, **options)
-        return handler
-
-    return declare
-
-
-@_for_both_owners("GET", "")
+@_operation("GET", "")
 async def list_prompts(
     owner: Owner, query: InQuery[PromptQuery], service: Served, request: Request
 ) -> PromptList:
     """List system prompts."""
-    await _require_owner(service, request.path_params)
+    await require_owner(service, request.path_params)
     found = await service.stores.prompts.list(owner, query.after, query.limit + 1)
     prompts, after = page(found, query.limit, lambda prompt: prompt.name)
     return PromptList(prompts=[await _shown(service, owner, one) for one in prompts], next=after)
 
 
-@_for_both_owners("PUT", "/{name}")
+@_operation("PUT", "/{name}")
 async def put_prompt(
     owner: Owner, name: NameInPath, body: InBody[NewPrompt], service: Served, by: Asking
 ) -> PromptDocument:
     """Register a system prompt, or a new version of it.
 
-    The text of the newest version, put again, makes no new one. Running services compute the
+    What the newest version says, put again, makes no new one. Running services compute the
     active version's KV blocks at once; `warm` waits for that.
     """
     prompt = await service.stores.prompts.put(
-        owner, name, body.text, activate=body.activate, actor=by.name
+        owner,
+        name,
+        body.text,
+        adapter=body.adapter,
+        activate=body.activate,
+        actor=by.name,
     )
     return await _shown(service, owner, prompt)
 
 
-@_for_both_owners("GET", "/{name}")
+@_operation("GET", "/{name}")
 async def show_prompt(
     owner: Owner, name: NameInPath, query: InQuery[VersionQuery], service: Served
 ) -> PromptWithText:
@@ -165,7 +121,7 @@ async def show_prompt(
     return PromptWithText.with_index(prompt, await prompts.newest_index(owner, prompt))
 
 
-@_for_both_owners("GET", "/{name}/versions")
+@_operation("GET", "/{name}/versions")
 async def list_prompt_versions(
     owner: Owner, name: NameInPath, query: InQuery[VersionsQuery], service: Served
 ) -> VersionList:
@@ -175,7 +131,7 @@ async def list_prompt_versions(
     return VersionList(versions=[await _shown(service, owner, one) for one in versions], next=after)
 
 
-@_for_both_owners("POST", "/{name}/activate")
+@_operation("POST", "/{name}/activate")
 async def activate_prompt(
     owner: Owner, name: NameInPath, body: InBody[Activation], service: Served, by: Asking
 ) -> PromptDocument:
@@ -187,7 +143,7 @@ async def activate_prompt(
     return await _shown(service, owner, prompt)
 
 
-@_for_both_owners("POST", "/{name}/warm")
+@_operation("POST", "/{name}/warm")
 async def warm_prompt(owner: Owner, name: NameInPath, service: Served) -> PromptIndexDocument:
     """Warm a system prompt.
 
@@ -201,7 +157,7 @@ async def warm_prompt(owner: Owner, name: NameInPath, service: Served) -> Prompt
     return PromptIndexDocument.of(index)
 
 
-@_for_both_owners("POST", "/{name}/pin")
+@_operation("POST", "/{name}/pin")
 async def pin_prompt(owner: Owner, name: NameInPath, service: Served, by: Asking) -> PromptDocument:
     """Pin a system prompt.
 
@@ -220,7 +176,7 @@ async def pin_prompt(owner: Owner, name: NameInPath, service: Served, by: Asking
     return PromptDocument.with_index(pinned, index)
 
 
-@_for_both_owners("POST", "/{name}/unpin")
+@_operation("POST", "/{name}/unpin")
 async def unpin_prompt(
     owner: Owner, name: NameInPath, service: Served, by: Asking
 ) -> PromptDocument:
@@ -232,18 +188,10 @@ async def unpin_prompt(
     return await _shown(service, owner, prompt)
 
 
-@_for_both_owners("DELETE", "/{name}", status_code=HTTPStatus.NO_CONTENT)
+@_operation("DELETE", "/{name}", status_code=HTTPStatus.NO_CONTENT)
 async def delete_prompt(owner: Owner, name: NameInPath, service: Served, by: Asking) -> None:
     """Delete a system prompt in all its versions."""
     await service.stores.prompts.delete(owner, name, actor=by.name)
-
-
-async def _require_owner(service: Service, path: Mapping[str, str]) -> None:
-    """Raises `TenantNotFound` or `GroupNotFound`."""
-    if "tenant" in path:
-        await service.stores.tenants.get_tenant(path["tenant"])
-    else:
-        await service.stores.groups.get(path["group"])
 
 
 async def _shown(service: Service, owner: str, prompt: SystemPrompt) -> PromptDocument:

@@ -1,7 +1,7 @@
 """`partywall group ...`: share groups, straight on the store.
 
 A tenant joins with `partywall tenant set TENANT share_group=GROUP`; the group's prompts are put
-with `partywall prompt put @GROUP ...`.
+with `partywall prompt put @GROUP ...`, its adapters with `partywall adapter put @GROUP ...`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def create(
     name: Annotated[str | None, typer.Option(help="Name for people; the id by default.")] = None,
     **given: Any,
 ) -> None:
-    """Create a share group. Its members use the prompts that are put into it."""
+    """Create a share group. Its members use the prompts and adapters put into it."""
     with_stores(given, lambda stores: stores.groups.create(group, name, actor=actor()))
     print(f"created share group {group}")
 
@@ -59,7 +59,7 @@ def rotate_secret(group: GroupId, yes: Confirmed = False, **given: Any) -> None:
 
 @store_command(app, "delete")
 def delete(group: GroupId, yes: Confirmed = False, **given: Any) -> None:
-    """Delete a share group that has no members, with its prompts."""
-    confirm(f"Delete share group {group} and its prompts?", yes)
+    """Delete a share group without members, and all that is in it."""
+    confirm(f"Delete share group {group}, its prompts and its adapters?", yes)
     with_stores(given, lambda stores: stores.groups.delete(group, actor=actor()))
     print(f"deleted share group {group}")

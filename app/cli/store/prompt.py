@@ -37,6 +37,9 @@ def put(
     file: Annotated[
         Path | None, typer.Option(help="Read the text from this file.", exists=True, dir_okay=False)
     ] = None,
+    adapter: Annotated[
+        str | None, typer.Option(help="The adapter that is meant where a request names none.")
+    ] = None,
     activate: Annotated[bool, typer.Option(help="Use it where no version is named.")] = True,
     **given: Any,
 ) -> None:
@@ -51,7 +54,9 @@ def put(
     content = text.removesuffix("\n")
 
     async def work(stores: Stores) -> tuple[SystemPrompt, PromptIndex | None, int]:
-        prompt = await stores.prompts.put(owner, name, content, activate=activate, actor=actor())
+        prompt = await stores.prompts.put(
+            owner, name, content, adapter=adapter, activate=activate, actor=actor()
+        )
         listeners = await stores.tenants.count_listeners()
         waits = listeners and prompt.active
         return prompt, await _wait_warm(stores, owner, prompt) if waits else None, listeners

@@ -98,10 +98,10 @@ class ClusterEngine(EngineClient):
 
     @property
     def info(self) -> EngineInfo:
-        """See `EngineClient.info`; all replicas have the same."""
+        """See `EngineClient.info`; all replicas have the same. They are brought no adapters."""
         for replica in self._fleet.ready:
             if replica.info is not None:
-                return replica.info
+                return structs.replace(replica.info, linears={})
         raise EngineUnavailable("no replica is ready")
 
     @property
@@ -346,5 +346,5 @@ class ClusterEngine(EngineClient):
 
 
 def _hashes_of(request: EngineRequest, info: EngineInfo) -> list[bytes]:
-    extras = extras_for(info.hash_extras, info.rotary_switch, len(request.prompt))
+    extras = extras_for(info.hash_extras, info.rotary_switch, len(request.prompt), request.adapter)
     return block_hashes(request.prompt, info.block_size, request.namespaces, extras)

@@ -71,14 +71,25 @@ export const api = {
   // The names of the registered prompts that a chat may begin with; none where it is not known whose.
   async prompts() {
     if (!this.isOperator) return (await this.asTenant("/prompts?limit=100")).data.map(({ id }) => id);
+    return this.namesOfChat("prompts");
+  },
+
+  // What a chat may call the model: with an adapter of its tenant, too.
+  async models() {
+    if (!this.isOperator) return (await this.asTenant("/models")).data.map(({ id }) => id);
+    return (await this.namesOfChat("adapters")).map((name) => `:${name}`);
+  },
+
+  // Of what the chat's tenant and its share group own.
+  async namesOfChat(what) {
     const tenant = this.chatTenant;
     if (tenant === null) return [];
     const { share_group: group } = await this.read(`/tenants/${tenant}`);
     const owners = [`/tenants/${tenant}`, ...(group && this.seesAll ? [`/groups/${group}`] : [])];
     const lists = await Promise.all(
-      owners.map((owner) => this.read(`${owner}/prompts?limit=${PAGE}`)),
+      owners.map((owner) => this.read(`${owner}/${what}?limit=${PAGE}`)),
     );
-    return [...new Set(lists.flatMap(({ prompts }) => prompts.map(({ name }) => name)))];
+    return [...new Set(lists.flatMap((list) => list[what].map(({ name }) => name)))];
   },
 
   // What tenants are told by a GET below /v1, as JSON.

@@ -39,6 +39,12 @@ expected-statuses = ["2xx", 404, 409]
 include-method = "PATCH"
 [operations.checks.positive_data_acceptance]
 expected-statuses = ["2xx", 404, 409, 412]
+# The files of an adapter are made of more than a schema can say.
+[[operations]]
+include-path-regex = "/adapters/{name}$"
+include-method = "PUT"
+[operations.checks.positive_data_acceptance]
+expected-statuses = ["2xx", 400, 404, 409, 422]
 [[operations]]
 include-path = ["/tokens", "/tenants/{tenant}/usage"]
 [operations.checks.positive_data_acceptance]

@@ -57,6 +57,12 @@ async def test_the_active_version_is_the_operators_choice(
     problem(await admin.post(f"{url}/activate", json={"version": 4}), 404)
 
 
+async def test_a_prompt_says_which_adapter_is_meant(admin: httpx.AsyncClient, owner: str) -> None:
+    assert (await put(admin, owner, TEXT))["adapter"] is None
+    assert (await put(admin, owner, TEXT, adapter="rhyme"))["version"] == 2
+    assert (await admin.get(f"{owner}/prompts/desk")).json()["adapter"] == "rhyme"
+
+
 async def test_versions_are_listed_newest_first_page_by_page(
     admin: httpx.AsyncClient, owner: str
 ) -> None:
@@ -140,6 +146,7 @@ async def test_while_the_engine_is_down_warming_is_a_503(
         ("desk", {"text": ""}, ["text"]),
         ("desk", {"text": "x" * 300_000}, ["text"]),
         ("desk", {"text": "x", "activate": "yes"}, ["activate"]),
+        ("desk", {"text": "x", "adapter": "no name"}, ["adapter"]),
         ("no%20name", {"text": "x"}, ["name"]),
     ],
 )

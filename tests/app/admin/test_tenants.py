@@ -110,6 +110,7 @@ async def test_a_disabled_tenants_requests_are_refused_until_it_is_enabled(
         ({"id": "nova", "weight": 0}, "weight"),
         ({"id": "nova", "limits": {"tokens_per_day": 0}}, "limits.tokens_per_day"),
         ({"id": "nova", "limits": {"stars": 5}}, "limits.stars"),
+        ({"id": "nova", "adapter": "no name"}, "adapter"),
         ({"id": "nova", "plan": "gold"}, "plan"),
     ],
 )

@@ -63,12 +63,19 @@ WRITES = {
     *("PUT /tenants/{tenant}/prompts/{name}", "DELETE /tenants/{tenant}/prompts/{name}"),
     *(f"POST /tenants/{{tenant}}/prompts/{{name}}/{what}" for what in ("activate", "warm")),
     *(f"POST /tenants/{{tenant}}/prompts/{{name}}/{what}" for what in ("pin", "unpin")),
+    *("PUT /tenants/{tenant}/adapters/{name}", "DELETE /tenants/{tenant}/adapters/{name}"),
+    *(
+        f"POST /tenants/{{tenant}}/adapters/{{name}}/{what}"
+        for what in ("activate", "pin", "unpin")
+    ),
 }
 READS = {
     *("GET /tenants/{tenant}", "GET /tenants/{tenant}/effective-limits"),
     *("GET /tenants/{tenant}/keys", "GET /tenants/{tenant}/keys/{key}"),
     *("GET /tenants/{tenant}/prompts", "GET /tenants/{tenant}/prompts/{name}"),
     *("GET /tenants/{tenant}/prompts/{name}/versions", "GET /tenants/{tenant}/usage"),
+    *("GET /tenants/{tenant}/adapters", "GET /tenants/{tenant}/adapters/{name}"),
+    "GET /tenants/{tenant}/adapters/{name}/versions",
     *("GET /tenants/{tenant}/cache", "GET /me"),
 }
 

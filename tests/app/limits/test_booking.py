@@ -14,6 +14,7 @@ from transformers import PreTrainedTokenizerBase
 from app.background.booking import LeaseBooking
 from app.limits.booking import Booking, shared_head
 from engine.api import (
+    AdapterUse,
     CachePolicy,
     EngineRequest,
     EngineStats,
@@ -186,6 +187,8 @@ def test_only_whole_blocks_that_the_group_can_find_are_the_groups() -> None:
     assert tokens(request(key, 47), None) is None
     scored = SamplingParams(max_tokens=1, prompt_logprobs=0)
     assert tokens(request(key, 47, sampling=scored)) is None
+    assert tokens(request(key, 47, adapter=AdapterUse(b"own"))) == 0
+    assert tokens(request(key, 47, adapter=AdapterUse(b"own", start=31))) == 16
 
 
 async def test_an_operator_sees_what_other_sizes_of_cache_would_have_found(

@@ -3,6 +3,8 @@
 const MARKUP = `
 <summary>Settings of this conversation</summary>
 <div class="fields">
+<label>Model, or with an adapter: model:name <input name="model" list="models" autocomplete="off"></label>
+<datalist id="models"></datalist>
 <label>System text <textarea name="instructions" rows="2"></textarea></label>
 <label>or a registered prompt <input name="prompt" list="prompts" autocomplete="off"></label>
 <datalist id="prompts"></datalist>
@@ -21,9 +23,10 @@ export class Settings {
 
   field(name) { return this.element.querySelector(`[name=${name}]`); }
 
-  offer(prompts) {
-    const options = prompts.map((name) => Object.assign(document.createElement("option"), { value: name }));
-    this.element.querySelector("datalist").replaceChildren(...options);
+  // What there is for a field to be chosen from.
+  offer(list, names) {
+    const options = names.map((name) => Object.assign(document.createElement("option"), { value: name }));
+    this.element.querySelector(`#${list}`).replaceChildren(...options);
   }
 
   get values() {
@@ -37,8 +40,9 @@ export class Settings {
 
   // The fields of a request, at a conversation's beginning or behind it. Throws for what is no JSON.
   request(isFirst) {
-    const { instructions, prompt, variables, temperature, tokens, tools, schema } = this.values;
+    const { model, instructions, prompt, variables, temperature, tokens, tools, schema } = this.values;
     const body = {};
+    if (model) body.model = model;
     if (isFirst && instructions) body.instructions = instructions;
     if (isFirst && prompt && !instructions) {
       body.prompt = { id: prompt };

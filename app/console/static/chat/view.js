@@ -63,7 +63,8 @@ class Chats {
     this.line = new Line(api.socket, (isOpen, why) => this.tell(isOpen, why));
     element.line = this.line; // to be read by who wants to know what was said
     this.begin();
-    this.offerPrompts();
+    this.offer("prompts", this.api.prompts(), "registered prompts");
+    this.offer("models", this.api.models(), "models");
   }
 
   close() { this.line.close(); }
@@ -84,11 +85,11 @@ class Chats {
     });
   }
 
-  async offerPrompts() {
+  async offer(list, names, what) {
     try {
-      this.settings.offer(await this.api.prompts());
+      this.settings.offer(list, await names);
     } catch ({ message }) {
-      this.part(".composer .news").textContent = `The registered prompts are not listed: ${message}`;
+      this.part(".composer .news").textContent = `The ${what} are not listed: ${message}`;
     }
   }
 

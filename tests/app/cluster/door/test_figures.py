@@ -17,7 +17,7 @@ from app.cluster.launch import ENVIRONMENT
 from app.cluster.messages import Blocks, State, ToDoor
 from app.observe.fleet_metrics import FleetMetrics
 from engine.api import TokenDelta
-from engine.blocks.hashing import block_hashes
+from engine.blocks.hashing import Extras, block_hashes
 from engine.client import ReplicaFigures
 from engine.serve.messages import Deltas, Down, Ready
 from tests.app.cluster.door.test_fleet import INFO, Told, eventually
@@ -117,7 +117,9 @@ async def test_requests_are_counted_by_what_chose_their_replica(door: Doored) ->
     await end(door, two, "new", 0)
     assert routed(door) == {"load": 1}
     request = make_request("r", [5] * 40)
-    hashes = block_hashes(request.prompt, INFO.block_size, request.namespaces, INFO.hash_extras)
+    hashes = block_hashes(
+        request.prompt, INFO.block_size, request.namespaces, Extras(INFO.hash_extras)
+    )
     await say(two, Blocks(stored=list(hashes)))
     await eventually(lambda: door.engine.fleet.index_blocks == 2)
     await end(door, two, "same", 1)
