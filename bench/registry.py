@@ -43,6 +43,7 @@ _MODULES = {
     "disaggregated": "bench.cluster.disaggregated",
     "peers": "bench.peers.peers",
     "experts": "bench.experts.experts",
+    "adapters": "bench.adapters.adapters",
 }
 UNHURRIED = frozenset(
     {

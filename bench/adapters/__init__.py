@@ -1,0 +1,1 @@
+"""What adapters cost: on streams, to load, and behind a conversation that is cached."""
