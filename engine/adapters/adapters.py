@@ -161,9 +161,8 @@ class Adapters:
         one.pieces.append(data)
         one.heard_at = time.monotonic()
         if is_last:
-            config, *weights = one.pieces
+            read = partial(_read, self._model, one.pieces)
             one.pieces, one.heard_at = [], None
-            read = partial(self._model.prepare, config, b"".join(weights))
             one.reading = self._readers.submit(one.tenant, read)
 
     def lack(self, name: bytes, why: str) -> Iterator[Refusal]:
@@ -346,6 +345,11 @@ class Adapters:
 def _hash(name: bytes, number: int) -> bytes:
     """By which a block of an adapter is found."""
     return blake2b(name + number.to_bytes(4, "little"), digest_size=HASH_BYTES).digest()
+
+
+def _read(model: AdapterMemory, pieces: list[bytes]) -> Image:
+    """What a model makes of pieces, which may be many megabytes to be put together."""
+    return model.prepare(pieces[0], b"".join(pieces[1:]))
 
 
 def _write(image: Image, numbers: list[int], landing: Landing) -> None:

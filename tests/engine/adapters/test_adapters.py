@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -326,3 +327,22 @@ def test_a_head_of_whatever_name_is_not_changed(tmp_path: Path) -> None:
     assert linears
     assert "biogpt.layers.0.self_attn.q_proj" in linears
     assert "output_projection" not in linears
+
+
+def test_the_loop_does_not_put_large_files_together(tmp_path: Path) -> None:
+    model = saved("llama", tmp_path / "model")
+    adapter = make_adapter(model, tmp_path / "1", 1)
+    core = load_core(config_of(tmp_path / "model", 60, 0))
+    core.submit(asking("one", random_prompt(random.Random(1), 20), adapter))
+    core.step()
+    (name,) = core.take_wanted()
+    pieces = [bytes(1 << 20)] * 100
+    for piece in [b"{}", *pieces]:
+        core.bring_adapter(name, piece, is_last=False)
+    began = time.thread_time()
+    core.bring_adapter(name, b"", is_last=True)
+    brought = time.thread_time()
+    b"".join(pieces)
+    assert brought - began < (time.thread_time() - brought) / 2
+    ends = [delta.error for _ in range(1000) if not core.is_idle for delta in core.step()]
+    assert ends == ["the adapter cannot be used: peft_type: None is not served, but LORA"]
