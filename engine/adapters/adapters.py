@@ -8,6 +8,7 @@ the host's memory as long as that allows, and are copied into blocks by a thread
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import OrderedDict
 from collections.abc import Iterator
@@ -27,6 +28,7 @@ from engine.schedule.scheduler import Scheduler
 from engine.sequences.sequence import Sequence
 from engine.system.fair_threads import FairThreads
 
+_log = logging.getLogger(__name__)
 _PATIENCE_SECONDS: Final = 60.0
 """For the service to bring an adapter, or to go on with one."""
 _MOMENT_SECONDS: Final = 0.001
@@ -228,6 +230,10 @@ class Adapters:
                 image = one.image = reading.result()
             except BadAdapter as error:
                 yield from self._refuse(one, str(error))
+                return
+            except Exception:  # noqa: BLE001 - memory may lack for it, and the others go on
+                _log.exception("an adapter cannot be read")
+                yield from self._refuse(one, "it cannot be read")
                 return
             count = -(-image.num_pages // self._pool.kinds[0].pages)
             one.hashes = [_hash(one.name, number) for number in range(count)]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -11,9 +10,11 @@ from typing import Any
 import pytest
 from msgspec import structs
 
+from engine.adapters.memory import Image
 from engine.api import BeamParams, CachePolicy, EngineRequest, SamplingParams
 from engine.assembly.assemble import load_core, make_drafter, make_runner
 from engine.assembly.parts import load_parts
+from engine.run.adapters import ModelAdapters
 from engine.run.runner import ModelRunner
 from engine.serve.core import EngineCore
 from kernels.types import Adapter
@@ -329,20 +330,22 @@ def test_a_head_of_whatever_name_is_not_changed(tmp_path: Path) -> None:
     assert "output_projection" not in linears
 
 
-def test_the_loop_does_not_put_large_files_together(tmp_path: Path) -> None:
+def test_what_there_is_no_memory_for_ends_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def lacks_memory(*_: object) -> Image:
+        raise MemoryError
+
+    monkeypatch.setattr(ModelAdapters, "prepare", lacks_memory)
     model = saved("llama", tmp_path / "model")
     adapter = make_adapter(model, tmp_path / "1", 1)
     core = load_core(config_of(tmp_path / "model", 60, 0))
-    core.submit(asking("one", random_prompt(random.Random(1), 20), adapter))
-    core.step()
-    (name,) = core.take_wanted()
-    pieces = [bytes(1 << 20)] * 100
-    for piece in [b"{}", *pieces]:
-        core.bring_adapter(name, piece, is_last=False)
-    began = time.thread_time()
-    core.bring_adapter(name, b"", is_last=True)
-    brought = time.thread_time()
-    b"".join(pieces)
-    assert brought - began < (time.thread_time() - brought) / 2
-    ends = [delta.error for _ in range(1000) if not core.is_idle for delta in core.step()]
-    assert ends == ["the adapter cannot be used: peft_type: None is not served, but LORA"]
+    prompt = random_prompt(random.Random(1), 20)
+    for name, one in (("changed", adapter), ("base", None)):
+        core.submit(asking(name, prompt, one))
+    ends = {}
+    while not core.is_idle:
+        ends |= {delta.request_id: delta.error for delta in core.step() if delta.finish_reason}
+        if core.take_wanted():
+            adapter.bring(core)
+    assert ends == {"changed": "the adapter cannot be used: it cannot be read", "base": None}
