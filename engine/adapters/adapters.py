@@ -32,7 +32,7 @@ _log = logging.getLogger(__name__)
 _PATIENCE_SECONDS: Final = 60.0
 """For the service to bring an adapter, or to go on with one."""
 _MOMENT_SECONDS: Final = 0.001
-"""For threads, while there are requests but none that could be computed."""
+"""For threads, while nothing could be computed."""
 _TURNS: Final = 3
 """Of the scheduler, for a request to begin with an adapter that was loaded for it again."""
 _MOST_KNOWN: Final = 4096
@@ -84,6 +84,8 @@ class _Adapter:
     blocks: list[int] = field(default_factory=list)
     """Where the model computes with it, as long as they are found by its hashes."""
     hashes: list[bytes] = field(default_factory=list)
+    gathered: list[int] = field(default_factory=list)
+    """Blocks that are kept for it, with a reference each, until there are enough."""
     is_lacking: bool = False
     """Whether the scheduler has a request that could have begun with it."""
 
@@ -91,7 +93,7 @@ class _Adapter:
     def is_idle(self) -> bool:
         """Whether nobody waits for any of it."""
         is_wanted = self.waiting or self.is_lacking or self.heard_at is not None
-        return not (is_wanted or self.loading or self.reading)
+        return not (is_wanted or self.loading or self.reading or self.gathered)
 
 
 class Adapters:
@@ -155,11 +157,17 @@ class Adapters:
                 return request
         return None
 
-    def bring(self, name: bytes, data: bytes, *, is_last: bool) -> None:
+    def bring(
+        self, name: bytes, data: bytes, *, is_first: bool = False, is_last: bool = False
+    ) -> None:
         """Take over a piece of an adapter: its configuration first, then its weights."""
         one = self._busy.get(name)
         if one is None or one.heard_at is None:
             return  # nobody waits for it any more
+        if is_first:
+            one.pieces = []
+        elif not one.pieces:
+            return  # of what was to come before
         one.pieces.append(data)
         one.heard_at = time.monotonic()
         if is_last:
@@ -194,8 +202,7 @@ class Adapters:
         self._shrink()
 
     def _look_for_lacking(self) -> None:
-        """One at a time of those that were evicted before their requests could begin: others would
-        be evicted for it, and so on."""
+        """One at a time of those that were evicted too soon: others would be evicted for it."""
         lacking, self._held.lacking = self._held.lacking, {}
         if lacking and not any(one.is_lacking for one in self._busy.values()):
             self._wanted(*next(iter(lacking.items()))).is_lacking = True
@@ -240,6 +247,8 @@ class Adapters:
         if one.loading is not None:
             if one.loading.written.done():
                 yield from self._land(one, one.loading)
+        elif one.gathered and not (one.waiting or one.is_lacking):
+            self._pool.release(self._take_gathered(one))
         elif one.blocks and self._found(one) == one.blocks:
             one.is_lacking = False
             yield from self._hand_out(one)
@@ -261,15 +270,16 @@ class Adapters:
         found = self._found(one)
         there = [block for block in found if block is not None]
         missing = [number for number, block in enumerate(found) if block is None]
-        pages = len(missing) * self._pool.kinds[0].pages
-        running = self._lifecycle.running.values()
-        room = pages + self._lifecycle.headroom(running)
-        if not self._pool.can_allocate(room, one.tenant, there):
-            if not running and not self._tiers.arriving:
+        self._pool.acquire(there)
+        if not self._gather(one, len(missing)):
+            self._pool.release(there)
+            others = len(self._tiers.arriving) - len(one.gathered)
+            if not (self._lifecycle.running or others):
                 yield from self._refuse(one, f"there is no room for its {len(found)} blocks")
             return
-        self._pool.acquire(there)
-        new = self._pool.allocate(len(missing), one.tenant)
+        gathered = self._take_gathered(one)
+        new = gathered[: len(missing)]
+        self._pool.release(gathered[len(missing) :])
         self._lifecycle.transfers.move_evicted(self._memory.move)
         taken = iter(new)
         blocks = [next(taken) if block is None else block for block in found]
@@ -277,6 +287,28 @@ class Adapters:
         write = partial(_write, image, missing, landing)
         one.loading = _Loading(blocks, landing, self._writers.submit(one.tenant, write))
         self._tiers.loading += blocks
+
+    def _gather(self, one: _Adapter, count: int) -> bool:
+        """Keep blocks for an adapter, up to so many, beside what running requests are to have: what
+        becomes free would go to requests that need less at a time. For one adapter at a time, as
+        two might wait for each other. Returns whether there are enough.
+        """
+        others = any(other.gathered for other in self._busy.values() if other is not one)
+        spare = self._lifecycle.headroom(self._lifecycle.running.values())
+        wanted, size = count - len(one.gathered), self._pool.kinds[0].pages
+        while wanted > 0 and not self._pool.can_allocate(wanted * size + spare, one.tenant):
+            wanted = 0 if others else wanted - 1
+        new = self._pool.allocate(max(0, wanted), one.tenant)
+        one.gathered += new
+        self._tiers.loading += new
+        return len(one.gathered) >= count
+
+    def _take_gathered(self, one: _Adapter) -> list[int]:
+        """They are kept no more."""
+        gathered, one.gathered = one.gathered, []
+        for block in gathered:
+            self._tiers.loading.remove(block)
+        return gathered
 
     def _land(self, one: _Adapter, loading: _Loading) -> Iterator[Arrival]:
         """An adapter is in its blocks: who waits for it holds them, too."""
@@ -325,6 +357,7 @@ class Adapters:
 
     def _refuse(self, one: _Adapter, why: str) -> Iterator[Refusal]:
         del self._known[one.name], self._busy[one.name]
+        self._pool.release(self._take_gathered(one))
         requests = [request for request, _ in one.waiting.values()]
         error = f"the adapter cannot be used: {why}"
         lacking = [
@@ -354,7 +387,7 @@ def _hash(name: bytes, number: int) -> bytes:
 
 
 def _read(model: AdapterMemory, pieces: list[bytes]) -> Image:
-    """What a model makes of pieces, which may be many megabytes to be put together."""
+    """What a model makes of pieces, which take a while to be put together."""
     return model.prepare(pieces[0], b"".join(pieces[1:]))
 
 

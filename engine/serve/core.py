@@ -186,10 +186,12 @@ class EngineCore:
         wanted, adapters.wanted = adapters.wanted, []
         return wanted
 
-    def bring_adapter(self, name: bytes, data: bytes, *, is_last: bool) -> None:
+    def bring_adapter(
+        self, name: bytes, data: bytes, *, is_first: bool = False, is_last: bool = False
+    ) -> None:
         """Take over a piece of an adapter that was wanted."""
         assert self.arrivals.adapters is not None, "it was wanted"
-        self.arrivals.adapters.bring(name, data, is_last=is_last)
+        self.arrivals.adapters.bring(name, data, is_first=is_first, is_last=is_last)
 
     def lack_adapter(self, name: bytes, why: str) -> list[TokenDelta]:
         """An adapter that was wanted does not come. Returns the terminal deltas of what ends."""

@@ -72,7 +72,7 @@ def serve(
 def _bring(core: EngineCore, piece: AdapterPiece) -> list[TokenDelta]:
     if piece.error is not None:
         return core.lack_adapter(piece.name, piece.error)
-    core.bring_adapter(piece.name, piece.data, is_last=piece.is_last)
+    core.bring_adapter(piece.name, piece.data, is_first=piece.is_first, is_last=piece.is_last)
     return []
 
 

@@ -28,6 +28,7 @@ class AdapterPiece(msgspec.Struct, frozen=True, tag=True):
 
     name: bytes
     data: bytes
+    is_first: bool = False
     is_last: bool = False
     error: str | None = None
 

@@ -116,7 +116,8 @@ class RemoteEngine(EngineClient):
         self.on_down: Callable[[Down], None] = lambda _: None
         """Told of an engine's death, before its streams wait for the next one."""
         self._supervisor: asyncio.Task[None] | None = None
-        self._bringing: set[asyncio.Task[None]] = set()
+        self._bringing: dict[bytes, asyncio.Task[None]] = {}
+        """Adapters on their way to the engine."""
 
     @property
     def info(self) -> EngineInfo:
@@ -132,7 +133,7 @@ class RemoteEngine(EngineClient):
 
     async def close(self) -> None:
         """See `EngineClient.close`."""
-        tasks = [*self._bringing, *([] if self._supervisor is None else [self._supervisor])]
+        tasks = [one for one in (*self._bringing.values(), self._supervisor) if one is not None]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -348,23 +349,27 @@ class RemoteEngine(EngineClient):
     def _bring(self, names: list[bytes]) -> None:
         """Have the engine brought adapters, each beside everything else."""
         for name in names:
-            task = asyncio.create_task(self._bring_one(name))
-            self._bringing.add(task)
-            task.add_done_callback(self._bringing.discard)
+            if name in self._bringing:
+                self._bringing[name].cancel()  # nobody waits for its pieces any more
+            self._bringing[name] = asyncio.create_task(self._bring_one(name))
 
     async def _bring_one(self, name: bytes) -> None:
-        connection = self._connection
+        connection, is_first = self._connection, True
         try:
             async for piece in self.adapters(name):
                 if self._connection is not connection:
                     return  # the next engine asks anew
-                self._send_if_running(AdapterPiece(name, piece))
+                self._send_if_running(AdapterPiece(name, piece, is_first=is_first))
+                is_first = False
             self._send_if_running(AdapterPiece(name, b"", is_last=True))
         except EngineError as error:
             self._send_if_running(AdapterPiece(name, b"", error=str(error)))
         except Exception:  # noqa: BLE001 - whatever a store raises
             _log.exception("an adapter cannot be read")
             self._send_if_running(AdapterPiece(name, b"", error="it cannot be read"))
+        finally:
+            if self._bringing.get(name) is asyncio.current_task():
+                del self._bringing[name]
 
     def _send_if_running(self, message: ToEngine) -> None:
         """What does not matter to an engine that has lost everything anyway."""

@@ -62,12 +62,11 @@ class Made:
 
     def bring(self, core: EngineCore) -> None:
         """As a service does that has been asked for it."""
-        core.bring_adapter(
-            self.name, (self.folder / "adapter_config.json").read_bytes(), is_last=False
-        )
+        config = (self.folder / "adapter_config.json").read_bytes()
+        core.bring_adapter(self.name, config, is_first=True)
         data = (self.folder / "adapter_model.safetensors").read_bytes()
         for start in range(0, len(data), PIECE_BYTES):
-            core.bring_adapter(self.name, data[start : start + PIECE_BYTES], is_last=False)
+            core.bring_adapter(self.name, data[start : start + PIECE_BYTES])
         core.bring_adapter(self.name, b"", is_last=True)
 
 

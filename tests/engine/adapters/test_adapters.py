@@ -349,3 +349,43 @@ def test_what_there_is_no_memory_for_ends_alone(
         if core.take_wanted():
             adapter.bring(core)
     assert ends == {"changed": "the adapter cannot be used: it cannot be read", "base": None}
+
+
+def test_what_comes_late_of_an_adapter_is_not_taken_for_a_new_ones(tmp_path: Path) -> None:
+    model = saved("llama", tmp_path / "model")
+    adapter = make_adapter(model, tmp_path / "1", 1)
+    core = load_core(config_of(tmp_path / "model", 60, 0))
+    prompt = random_prompt(random.Random(1), 20)
+    core.submit(asking("one", prompt, adapter))
+    core.step()
+    core.bring_adapter(adapter.name, b"{}", is_first=True)
+    assert core.lack_adapter(adapter.name, "it took too long")
+    core.submit(asking("one", prompt, adapter))
+    core.step()
+    core.take_wanted()
+    core.bring_adapter(adapter.name, b"of before")
+    adapter.bring(core)
+    assert run(core, [adapter])["one"] == adapter.says(model, prompt, 12)
+
+
+def test_a_large_adapter_finds_room_beside_a_flood_of_small_requests(tmp_path: Path) -> None:
+    model = saved("llama", tmp_path / "model")
+    adapter = make_adapter(model, tmp_path / "1", 1, r=12)
+    core = load_core(config_of(tmp_path / "model", 64, 0))
+    rng, live, number = random.Random(5), 0, 0
+    for step in range(400):
+        while live < 40:
+            core.submit(make_request(f"x{number}", random_prompt(rng, 20), 10, tenant="flood"))
+            number, live = number + 1, live + 1
+        if step == 40:
+            use = asking("adapted", random_prompt(rng, 20), adapter, 4)
+            core.submit(structs.replace(use, tenant="b"))
+        for delta in core.step():
+            assert delta.error is None
+            live -= delta.finish_reason is not None
+            if delta.request_id == "adapted":
+                return
+        for _ in core.take_wanted():
+            adapter.bring(core)
+        core.scheduler.check()
+    raise AssertionError("it never begins")

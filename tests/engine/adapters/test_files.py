@@ -175,7 +175,9 @@ def test_what_is_refused_can_be_told_whatever_it_is_called(name: str) -> None:
 def test_thousands_of_names_of_modules_take_no_time() -> None:
     said = config(alpha_pattern={f"q_{number}": 1 for number in range(5000)} | {"q_proj": 32})
     read = read_config(said)
-    assert {read.scale_of(f"model.{number}.q_proj") for number in range(100)} == {16.0}  # as expressions they take minutes
+    assert {read.scale_of(f"model.{number}.q_proj") for number in range(100)} == {
+        16.0
+    }  # as expressions they take minutes
 
 
 @pytest.mark.parametrize("dtype", ["F16", "BF16"])

@@ -40,8 +40,8 @@ def test_parts_of_every_network_add_up_to_the_whole(name: str) -> None:
     whole, parts = fused(name), all_ranks(name)
     x = torch.randn(7, whole.hidden_size)
     for index, layer in enumerate(whole._layers):
-        expected = whole._through(layer.network, x, layer.options.is_plain)
-        found = [part._through(part._layers[index].network, x, False) for part in parts]
+        expected = whole._through(layer.network, x, layer.options.is_plain, index, ())
+        found = [part._through(part._layers[index].network, x, False, index, ()) for part in parts]
         torch.testing.assert_close(sum(found), expected, rtol=1e-4, atol=1e-4)
         assert not torch.allclose(found[0], expected, rtol=1e-2, atol=1e-2)
         assert not torch.allclose(found[0], found[1], rtol=1e-2, atol=1e-2)
