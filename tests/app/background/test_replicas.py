@@ -130,15 +130,16 @@ async def test_two_processes_never_pass_a_tenants_concurrent_streams(
     limits = TenantLimits(concurrent_streams=8)
     async with deployed(urls, store_server, "streams", limits) as deployment:
         for _ in range(2):
-            async with contextlib.AsyncExitStack() as stack:
-                answers = await asyncio.gather(
-                    *(stack.enter_async_context(deployment.hold(n)) for n in range(CLIENTS))
-                )
-                assert sorted(answers) == [200] * 8 + [429] * 24
-            # What has ended makes room, as soon as its process knows that its reader has left.
-            async with asyncio.timeout(10):
-                while not all(await asyncio.gather(*map(deployment.ask, range(8)))):
-                    pass
+            num_held = 0
+            async with asyncio.timeout(20):
+                # What has ended makes room, as soon as its process knows that its reader has left.
+                while num_held < 8:
+                    async with contextlib.AsyncExitStack() as stack:
+                        holds = (deployment.hold(n) for n in range(CLIENTS))
+                        answers = await asyncio.gather(*map(stack.enter_async_context, holds))
+                        num_held = answers.count(200)
+                        assert num_held <= 8
+                        assert answers.count(429) == CLIENTS - num_held
 
 
 async def test_without_limits_every_client_is_served(
