@@ -233,7 +233,7 @@ async def test_an_operator_makes_a_key_and_picks_a_registered_prompt(
     keys = (await admin.get("/tenants/umbra/keys")).json()["keys"]
     assert [key["name"] for key in keys if key["expires_at"]] == ["console"]
     await page.get_by_text("Settings of this conversation").click()
-    await expect(page.locator("datalist option")).to_have_attribute("value", "desk")
+    await expect(page.locator("#prompts option")).to_have_attribute("value", "desk")
     await page.get_by_label("or a registered prompt").fill("desk")
     await say(page, "Hello")
     await answered(page)
@@ -253,7 +253,7 @@ async def test_a_tenant_is_offered_its_prompts_and_fills_them_in(page: Page, wor
     await world.register("umbra", "secret", "Of somebody else.")
     await enter(page, world)
     await page.get_by_text("Settings of this conversation").click()
-    await expect(page.locator("datalist option")).to_have_attribute("value", "desk")
+    await expect(page.locator("#prompts option")).to_have_attribute("value", "desk")
     await page.get_by_label("or a registered prompt").fill("desk")
     await say(page, "Hello")
     await expect(page.locator(".problem")).to_contain_text("'who' has no value")

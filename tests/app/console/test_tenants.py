@@ -201,7 +201,7 @@ async def test_who_is_held_to_a_tenant_sees_it_and_chats_as_it(
     await expect(page.locator("#view-chat").get_by_label("Tenant")).to_have_text("acme")
     await page.get_by_role("button", name="Make a key").click()
     await expect(page.get_by_role("status")).to_contain_text("Connected")
-    await expect(page.locator("datalist option")).to_have_attribute("value", "desk")
+    await expect(page.locator("#prompts option")).to_have_attribute("value", "desk")
     await page.reload()
     await expect(page.locator("#view-chat")).to_contain_text("Connected")
     assert [one for one in complaints if not MISTAKES.search(one)] == []
