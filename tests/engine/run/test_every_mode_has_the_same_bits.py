@@ -28,7 +28,7 @@ Scored = dict[str, dict[int, list[tuple[int, float]]]]
 """Tokens with their log-probabilities, by request and sequence."""
 
 BLOCK_SIZE = 16
-ENOUGH, CROWDED = 200, 78
+ENOUGH, CROWDED = 300, 78
 """Blocks: for all that is asked, and for its prompts, but not for the answers as well."""
 ROW_BYTES = {
     ("bfloat16", "auto"): 64,
