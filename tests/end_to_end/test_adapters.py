@@ -47,7 +47,8 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def service() -> Iterator[Service]:
-    with running_service(["--dtype", "float32", "--kv-memory", "256MiB"]) as service:
+    options = ["--dtype", "float32", "--kv-memory", "256MiB", "--rebuild-seconds", "600"]
+    with running_service(options) as service:
         yield service
 
 

@@ -373,7 +373,7 @@ def test_a_large_adapter_finds_room_beside_a_flood_of_small_requests(tmp_path: P
     adapter = make_adapter(model, tmp_path / "1", 1, r=12)
     core = load_core(config_of(tmp_path / "model", 64, 0))
     rng, live, number = random.Random(5), 0, 0
-    for step in range(400):
+    for step in range(4000):
         while live < 40:
             core.submit(make_request(f"x{number}", random_prompt(rng, 20), 10, tenant="flood"))
             number, live = number + 1, live + 1
