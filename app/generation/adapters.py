@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from array import array
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Sequence
 from hashlib import blake2b
@@ -122,8 +123,10 @@ def _pin(owner: str, name: str) -> str:
 
 def _last_place(invocation: Sequence[int], prompt: Sequence[int]) -> int | None:
     """Where an invocation stands last; at the beginning where there is none to look for."""
-    wanted, size = list(invocation), len(invocation)
-    if not size:
+    if not invocation:
         return 0
-    places = range(len(prompt) - size, -1, -1)
-    return next((at for at in places if list(prompt[at : at + size]) == wanted), None)
+    wanted, ids = array("I", invocation), array("I", prompt)
+    at = ids.tobytes().rfind(wanted.tobytes())
+    while at % ids.itemsize and at > 0:  # by chance across two ids
+        at = ids.tobytes().rfind(wanted.tobytes(), 0, at + len(wanted.tobytes()) - 1)
+    return None if at < 0 or at % ids.itemsize else at // ids.itemsize

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 import httpx
@@ -9,6 +10,7 @@ import pytest
 from msgspec.structs import replace
 from openai import BadRequestError, NotFoundError
 
+from app.generation.adapters import _last_place
 from engine.api import AdapterUse, EngineError
 from tests.app.conftest import MODEL, World
 from tests.tenants.adapters.putting import CONFIG, Check, Found, chunks, put
@@ -136,6 +138,17 @@ async def test_an_adapter_that_is_invoked_acts_from_there_on(world: World) -> No
     assert ids not in (prompt[at : at + len(ids)] for at in range(use.start + 1, len(prompt)))
     with pytest.raises(BadRequestError, match="invocation"):
         await world.client().completions.create(model=f"{MODEL}:judge", prompt="Hello")
+
+
+@pytest.mark.parametrize("alphabet", [(0, 1, 256, 65536), (1, 257, 1 << 24)])
+def test_an_invocation_stands_where_tokens_begin(alphabet: tuple[int, ...]) -> None:
+    rng = random.Random(1)
+    for _ in range(2000):
+        prompt = rng.choices(alphabet, k=rng.randrange(1, 30))
+        size = rng.randrange(1, 4)
+        invocation = rng.choices(alphabet, k=size)
+        places = [at for at in range(len(prompt)) if prompt[at : at + size] == invocation]
+        assert _last_place(invocation, prompt) == (places[-1] if places else None)
 
 
 async def test_a_pinned_adapter_says_so_until_it_is_let_go(world: World) -> None:
