@@ -15,13 +15,11 @@ from collections.abc import Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, field
 from functools import partial
-from hashlib import blake2b
 from typing import Any, Final, NamedTuple
 
 from engine.adapters.files import BadAdapter
-from engine.adapters.memory import AdapterMemory, Image
+from engine.adapters.memory import AdapterMemory, Image, block_hash, read, write
 from engine.api import EngineRequest
-from engine.blocks.hashing import HASH_BYTES
 from engine.disk.memory import BlockMemory, Landing
 from engine.grammar.compiled import CompiledGrammar
 from engine.schedule.scheduler import Scheduler
@@ -61,8 +59,11 @@ class _Loading:
 
     blocks: list[int]
     """All of it, with a reference each."""
+    num_new: int
+    """That are written."""
     landing: Landing
     written: Future[None]
+    began_at: float = field(default_factory=time.monotonic)
 
 
 @dataclass(slots=True, eq=False)
@@ -171,9 +172,9 @@ class Adapters:
         one.pieces.append(data)
         one.heard_at = time.monotonic()
         if is_last:
-            read = partial(_read, self._model, one.pieces)
+            reading = partial(read, self._model, one.pieces)
             one.pieces, one.heard_at = [], None
-            one.reading = self._readers.submit(one.tenant, read)
+            one.reading = self._readers.submit(one.tenant, reading)
 
     def lack(self, name: bytes, why: str) -> Iterator[Refusal]:
         """The service cannot bring an adapter: who waits for it waits no longer."""
@@ -243,7 +244,7 @@ class Adapters:
                 yield from self._refuse(one, "it cannot be read")
                 return
             count = -(-image.num_pages // self._pool.kinds[0].pages)
-            one.hashes = [_hash(one.name, number) for number in range(count)]
+            one.hashes = [block_hash(one.name, number) for number in range(count)]
         if one.loading is not None:
             if one.loading.written.done():
                 yield from self._land(one, one.loading)
@@ -284,8 +285,8 @@ class Adapters:
         taken = iter(new)
         blocks = [next(taken) if block is None else block for block in found]
         landing = self._memory.landing(list(map(self._pool.pages_of, new)))
-        write = partial(_write, image, missing, landing)
-        one.loading = _Loading(blocks, landing, self._writers.submit(one.tenant, write))
+        written = self._writers.submit(one.tenant, partial(write, image, missing, landing))
+        one.loading = _Loading(blocks, len(new), landing, written)
         self._tiers.loading += blocks
 
     def _gather(self, one: _Adapter, count: int) -> bool:
@@ -321,6 +322,8 @@ class Adapters:
                 self._tiers.fresh.discard(block)  # it is there
         assert one.image is not None
         one.blocks = loading.blocks
+        if loading.num_new:
+            self._pool.join(one.blocks, self._worth(loading))
         pages = [page for block in one.blocks for page in self._pool.pages_of(block)]
         self._forget_evicted()
         self._placed[one.name] = one.hashes[0]
@@ -331,6 +334,12 @@ class Adapters:
             self._kept, self._turns_left = self._kept + loading.blocks, _TURNS
         else:
             self._release(loading.blocks)
+
+    def _worth(self, loading: _Loading) -> float:
+        """Of a use, for a page: its seconds over those of computing as many tokens' keys."""
+        computed = self._lifecycle.recovery.costs.token_seconds * self._lifecycle.block_size
+        pages = loading.num_new * self._pool.kinds[0].pages / self._pool.block_pages
+        return (time.monotonic() - loading.began_at) / (pages * computed)
 
     def _forget_evicted(self) -> None:
         """Nobody computes with what is not to be found."""
@@ -379,22 +388,3 @@ class Adapters:
                 left, one.image = left - one.image.num_pages, None
         while len(self._known) > _MOST_KNOWN and next(iter(self._known)) not in self._busy:
             self._known.popitem(last=False)
-
-
-def _hash(name: bytes, number: int) -> bytes:
-    """By which a block of an adapter is found."""
-    return blake2b(name + number.to_bytes(4, "little"), digest_size=HASH_BYTES).digest()
-
-
-def _read(model: AdapterMemory, pieces: list[bytes]) -> Image:
-    """What a model makes of pieces, which take a while to be put together."""
-    return model.prepare(pieces[0], b"".join(pieces[1:]))
-
-
-def _write(image: Image, numbers: list[int], landing: Landing) -> None:
-    """Fill blocks, whose pages are neighbours, with those of these numbers."""
-    for number, target in zip(numbers, landing.targets, strict=True):
-        pages = len(target) // image.page_bytes
-        for place, page in enumerate(range(number * pages, (number + 1) * pages)):
-            if page < image.num_pages:
-                image.fill(page, target[place * image.page_bytes :][: image.page_bytes])
