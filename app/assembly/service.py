@@ -45,6 +45,7 @@ from app.request.constraint import GrammarCheck
 from app.responses.conversations import ConversationStore
 from app.responses.items import NamedItems
 from app.responses.registry import Responses
+from app.responses.retelling import Retelling
 from app.responses.store import ResponseStore
 from app.routes.table import tenant_routes
 from app.shares import SharedRoom
@@ -128,6 +129,7 @@ def _assembled(
         prompts=prompts,
         history=history,
         resolve=NamedItems(history, conversations, workers, bounds.max_body_bytes).resolve,
+        retell=Retelling(history, workers, bounds.max_body_bytes).earlier,
         gate=gate,
         connections=connections,
         metrics=metrics,

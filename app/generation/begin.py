@@ -27,7 +27,7 @@ from app.prompt.chat_template import ChatTemplate
 from app.prompt.conversation import Prompt, PromptBuilder
 from app.prompt.history import History, SocketHistory
 from app.request.constraint import GrammarCheck, check_held
-from app.request.request import GenerationRequest
+from app.request.request import Earlier, GenerationRequest, retold
 from app.request.segments import Segment, segments_of
 from app.shares import SharedRoom
 from app.wire.functions import Tools
@@ -45,6 +45,8 @@ Resolve = Callable[
     Awaitable[tuple[GenerationRequest, dict[str, bytes]]],
 ]
 """A tenant's request with what was said before it, and what its names of items stand for."""
+Retell = Callable[[str, str, SocketHistory | None], Awaitable[Earlier]]
+"""What was said up to a tenant's response."""
 
 
 @dataclass(frozen=True)
@@ -76,6 +78,7 @@ class Generations:
     prompts: PromptBuilder
     history: History
     resolve: Resolve
+    retell: Retell
     gate: Gate
     connections: Connections
     metrics: Metrics
@@ -222,10 +225,14 @@ class Generations:
         if request.previous_response_id is None:
             prompt = await self.prompts.first_turn(principal, request)
         else:
-            previous = await self.history.continued(
-                principal.tenant.id, request.previous_response_id, on_socket
-            )
-            prompt = await self.prompts.next_turn(principal, request, previous)
+            named = principal.tenant.id, request.previous_response_id, on_socket
+            previous = await self.history.continued(*named)
+            if await self.prompts.goes_on(principal, request, previous):
+                prompt = await self.prompts.next_turn(principal, request, previous)
+            else:
+                earlier = await self.retell(*named)
+                anew = retold(request, earlier, previous.system)
+                prompt = await self.prompts.first_turn(principal, anew)
         frame = self.template.frame(request.template_options)
         return replace(
             prompt,

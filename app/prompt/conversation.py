@@ -132,10 +132,8 @@ class PromptBuilder:
     ) -> Prompt:
         """The prompt of a later turn: the ids so far, and the new messages after them.
 
-        The conversation keeps its system text. `instructions` or `prompt` may be repeated; others
-        would rewrite the start of the ids, and are refused by name.
+        The conversation keeps its system text and its tools, which the request `goes_on` with.
         """
-        await self._check_unchanged(principal, request, previous)
         items = request.items
         messages, recalled = await self._messages(principal, items, unsaid=previous.is_unanswered)
         calls = None if previous.is_unanswered else previous.calls
@@ -171,22 +169,17 @@ class PromptBuilder:
             return self._truncated(tenant, prompt, room)
         return prompt
 
-    async def _check_unchanged(
+    async def goes_on(
         self, principal: Principal, request: GenerationRequest, previous: Turn
-    ) -> None:
-        """Raises `ApiError` for another beginning than the conversation has."""
-        system, param = request.instructions, "instructions"
+    ) -> bool:
+        """Whether a request has no other beginning than the conversation: others would rewrite the
+        start of the ids. Raises `ApiError` for a prompt that is not there.
+        """
+        system = request.instructions
         if request.prompt is not None:
-            named = await self._registered.resolve(principal, request.prompt)
-            system, param = named.text, "prompt"
-        if system is not None and system != previous.system:
-            message = (
-                "A continued conversation keeps its system text; start a new one to change it."
-            )
-            raise invalid_request(message, param)
-        if request.tools.told and request.tools.digest != previous.tools:
-            message = "A continued conversation keeps its tools; start a new one to change them."
-            raise invalid_request(message, "tools")
+            system = (await self._registered.resolve(principal, request.prompt)).text
+        has_tools = not request.tools.told or request.tools.digest == previous.tools
+        return has_tools and system in (None, previous.system)
 
     def _without_reasoning(
         self,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from app.request.cache_wish import CacheWish
 from app.request.constraint import Constraint
@@ -147,6 +147,17 @@ class GenerationRequest:
             return self.names.items
         said = sum(map(item_characters, self.items))
         return "instructions" if len(self.instructions) > said else self.names.items
+
+
+def retold(request: GenerationRequest, earlier: Earlier, system: str | None) -> GenerationRequest:
+    """A request that says all anew that was said before it, under the `system` text that began it,
+    unless it names another.
+    """
+    if request.prompt is None and request.instructions is None:
+        first = earlier.items[0] if earlier.items else None
+        is_said = isinstance(first, dict) and first["content"] == system
+        request = replace(request, instructions=None if is_said else system)
+    return replace(request, earlier=earlier)
 
 
 def item_characters(item: Item | ItemName) -> int:

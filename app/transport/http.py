@@ -13,6 +13,7 @@ from starlette.datastructures import MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
+from starlette.routing import Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
@@ -120,13 +121,23 @@ def _refusal(request: Request, route: str, error: Exception) -> ApiError:
     return known
 
 
-async def routing_error(_: Request, error: Exception) -> Response:
+async def routing_error(request: Request, error: Exception) -> Response:
     """Starlette's own refusals (404, 405) in the protocol's shape."""
     assert isinstance(error, HTTPException)
     code = _CODES_BY_STATUS.get(error.status_code, "invalid_request")
-    return error_response(
-        ApiError(error.status_code, error.detail, code=code, headers=error.headers)
-    )
+    message = error.detail
+    if error.status_code == 404:
+        message = f"There is nothing at '{request.url.path}'{_instead(request)}."
+    return error_response(ApiError(error.status_code, message, code=code, headers=error.headers))
+
+
+def _instead(request: Request) -> str:
+    """Where it is, if only the API's version is missing in a path, or stands there twice."""
+    path = request.url.path
+    meant = path.removeprefix("/v1") if path.startswith("/v1/v1/") else f"/v1{path}"
+    scope = {**request.scope, "path": meant, "root_path": ""}
+    found = any(route.matches(scope)[0] is Match.FULL for route in request.app.routes)
+    return f": it is at '{meant}'" if found else ""
 
 
 def refusal(error: ApiError, headers: Iterable[tuple[bytes, bytes]]) -> bytes:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -29,6 +30,7 @@ from app.wire.common import (
     at_most,
     by_type,
 )
+from app.wire.errors import NOT_SUPPORTED
 from app.wire.events import EncodedLogprob, Sent
 from app.wire.formats import ResponseFormat, StructuredOutputs
 from app.wire.prompt_cache import CacheOptions, MarkedText, Retention
@@ -73,7 +75,7 @@ class ToolCall(Wire):
 def _nothing_said(value: object) -> object:
     members = value.values() if isinstance(value, dict) else [value]
     if any(member is not None for member in members):
-        raise PydanticCustomError("unsupported_value", "this service does not support it")
+        raise PydanticCustomError("unsupported_value", NOT_SUPPORTED)
     return value
 
 
@@ -136,6 +138,14 @@ class ChatBody(SamplingFields):
     `best_of` and the fields of beam search are extensions, under the names that other open servers
     and `transformers` use; `app.chat.choices` says what goes together.
     """
+
+    own_words: ClassVar[Mapping[str, str]] = {
+        "input": "messages",
+        "prompt": "messages",
+        "instructions": "messages",
+        "max_output_tokens": "max_completion_tokens",
+        "stop_sequences": "stop",
+    }
 
     model: Identifier
     messages: Annotated[list[ChatMessage], at_most(MAX_ITEMS, least=1)]

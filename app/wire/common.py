@@ -28,7 +28,7 @@ from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 from app.wire.bounded_json import is_too_deep
-from app.wire.errors import from_validation, invalid_request, shortened
+from app.wire.errors import NOT_SUPPORTED, from_validation, invalid_request, shortened
 
 _MAX_IGNORED: Final = 32
 MAX_STOP_STRINGS = 4
@@ -44,6 +44,8 @@ class Wire(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
     wishes: ClassVar[Mapping[str, object]] = {"verbosity": "medium"}
     """Fields that change nothing, whatever they say, and what they say where nothing is wished."""
+    own_words: ClassVar[Mapping[str, str]] = {}
+    """What other APIs call fields, and what they are called here."""
 
     @property
     def effort_wish(self) -> EffortWish:
@@ -73,7 +75,7 @@ def parse(model: type[Model], document: Any, *, ignores_unknown: bool = False) -
     try:
         return model.model_validate(document, extra="allow" if ignores_unknown else "forbid")
     except ValidationError as error:
-        raise from_validation(error) from error
+        raise from_validation(error, model.own_words) from error
 
 
 def _ignored(message: Wire, prefix: str) -> Iterator[str]:
@@ -109,7 +111,7 @@ class Declining:
     def _check(self, value: object) -> object:
         if any(type(value) is type(one) and value == one for one in self._neutral):
             return value
-        raise PydanticCustomError("unsupported_value", "this service does not support it")
+        raise PydanticCustomError("unsupported_value", NOT_SUPPORTED)
 
 
 Declined = Annotated[Any, Declining()]

@@ -20,6 +20,8 @@ from tenants.store import StoreUnavailable
 _SOON_SECONDS = 1
 """What keeps a request from being served has passed by then, mostly."""
 _RESTART_SECONDS = 5
+NOT_SUPPORTED = "not supported here"
+"""What values that ask for something that is not served are told to be."""
 _MAX_CHARACTERS = 1000
 _LAST_CHARACTERS = 200
 
@@ -171,19 +173,33 @@ def unauthorized(message: str) -> ApiError:
     )
 
 
-def from_validation(error: ValidationError) -> ApiError:
-    """The first complaint of a wire model, naming its field the way a client writes it."""
-    first = error.errors(include_url=False, include_context=False)[0]
+def from_validation(error: ValidationError, own_words: Mapping[str, str]) -> ApiError:
+    """The first complaint of a wire model, naming its field the way a client writes it.
+
+    What other APIs call a field has the model's `own_words` for it.
+    """
+    complaints = error.errors(include_url=False, include_context=False)
+    first = complaints[0]
     param = field_path(first["loc"]) or None
     kind = first["type"]
     if kind == "extra_forbidden":
-        return invalid_request(f"Unknown parameter: '{param}'.", param, "unknown_parameter")
+        called = own_words.get(str(param))
+        hint = f"; here it is '{called}'" if called else ""
+        return invalid_request(f"Unknown parameter: '{param}'{hint}.", param, "unknown_parameter")
     if kind == "missing":
-        message = f"Missing required parameter: '{param}'."
+        sent = {field_path(one["loc"]) for one in complaints if one["type"] == "extra_forbidden"}
+        meant = next((one for one in sorted(sent) if own_words.get(one) == param), None)
+        hint = f", which '{meant}' is called here" if meant else ""
+        message = f"Missing required parameter: '{param}'{hint}."
         return invalid_request(message, param, "missing_required_parameter")
     code = "invalid_value"
     if kind in ("unsupported_value", "unknown_message_type"):
         code = kind
+        if first["msg"] == NOT_SUPPORTED:
+            return invalid_request(f"'{param}' is {NOT_SUPPORTED}.", param, code)
+        given = first["input"].get("type") if isinstance(first["input"], dict) else None
+        if isinstance(given, str):
+            first["msg"] += f", and not '{shortened(given)}'"
     elif kind.endswith("_type"):
         code = "invalid_type"
     where = f"'{param}': " if param else ""

@@ -216,6 +216,15 @@ class MessageMetadata(Wire):
 class CountBody(Wire):
     """The body of `POST /v1/messages/count_tokens`."""
 
+    own_words: ClassVar[Mapping[str, str]] = {
+        "input": "messages",
+        "instructions": "system",
+        "max_completion_tokens": "max_tokens",
+        "max_output_tokens": "max_tokens",
+        "stop": "stop_sequences",
+        "response_format": "output_config.format",
+    }
+
     model: Identifier
     messages: Annotated[list[Turn], at_most(MAX_ITEMS, least=1)]
     system: (

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Final, Literal, get_args
 
-from pydantic import Discriminator, Field, Tag
+from pydantic import BeforeValidator, Discriminator, Field, Tag
+from pydantic_core import PydanticCustomError
 
 from app.wire.bounded_json import decode_json
 from app.wire.common import (
@@ -25,7 +26,7 @@ from app.wire.common import (
     parse,
     text_or_list,
 )
-from app.wire.errors import ApiError, invalid_request
+from app.wire.errors import NOT_SUPPORTED, ApiError, invalid_request
 from app.wire.formats import StructuredOutputs, TextFormat
 from app.wire.items import CompactInput, Input, InputItem, MessageItem, ResolvedItem
 from app.wire.prompt_cache import CacheOptions, ResponseCacheOptions, Retention
@@ -36,6 +37,21 @@ SEALED_REASONING: Final = "reasoning.encrypted_content"
 Includable = Literal["message.output_text.logprobs", "reasoning.encrypted_content"]
 INCLUDABLE: frozenset[str] = frozenset(get_args(Includable))
 """What a response can be asked to have besides."""
+_ELSEWHERE: Final = (
+    "file_search_call.results",
+    "web_search_call.results",
+    "web_search_call.action.sources",
+    "message.input_image.image_url",
+    "computer_call_output.output.image_url",
+    "code_interpreter_call.outputs",
+)
+"""What OpenAI's can be asked for as well."""
+
+
+def _served(value: object) -> object:
+    if value in _ELSEWHERE:
+        raise PydanticCustomError("unsupported_value", NOT_SUPPORTED)
+    return value
 
 
 class PromptReference(Wire):
@@ -78,6 +94,16 @@ class ConversationReference(Wire):
 class CreateBody(SamplingFields):
     """The body of `POST /v1/responses`."""
 
+    own_words: ClassVar[Mapping[str, str]] = {
+        "messages": "input",
+        "system": "instructions",
+        "max_tokens": "max_output_tokens",
+        "max_completion_tokens": "max_output_tokens",
+        "response_format": "text.format",
+        "reasoning_effort": "reasoning.effort",
+        "stop_sequences": "stop",
+    }
+
     model: str | None = None
     input: Input
     instructions: str | None = None
@@ -85,7 +111,10 @@ class CreateBody(SamplingFields):
     prompt: PromptReference | None = None
     max_output_tokens: Annotated[int, Field(ge=1)] | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
-    include: Annotated[list[Includable], Field(fail_fast=True)] | None = None
+    include: (
+        Annotated[list[Annotated[Includable, BeforeValidator(_served)]], Field(fail_fast=True)]
+        | None
+    ) = None
     metadata: Metadata | None = None
     store: bool | None = None
     stream: bool | None = None

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, PrivateAttr, StringConstraints, Tag
+from pydantic import AfterValidator, BeforeValidator, Field, PrivateAttr, StringConstraints, Tag
 from pydantic_core import PydanticCustomError
 
 from app.wire.bounded_json import is_too_deep
 from app.wire.common import Declined, DeclinedFlag, TextOr, Wire, at_most, by_type, type_tag
-from app.wire.errors import invalid_request
+from app.wire.errors import NOT_SUPPORTED, invalid_request
 from app.wire.functions import Function, Tools
 from app.wire.prompt_cache import MarkedText
 
@@ -57,7 +57,7 @@ class FunctionFields(Wire):
 def _direct(value: object) -> object:
     if value in (None, [], ["direct"]):
         return value
-    raise PydanticCustomError("unsupported_value", "this service does not support it")
+    raise PydanticCustomError("unsupported_value", NOT_SUPPORTED)
 
 
 class FunctionTool(FunctionFields):
@@ -140,6 +140,13 @@ class ChatAllowedTools(Wire):
         return self.allowed_tools.tools
 
 
+def _spelled(value: Any) -> Any:
+    """A word, also where it comes as an object that has nothing else."""
+    is_word = isinstance(value, dict) and value.keys() == {"type"} and value["type"] in _WORDS
+    return value["type"] if is_word else value
+
+
+_WORDS = ("none", "auto", "required")
 _Word = Annotated[Literal["none", "auto", "required"], Tag("@text")]
 _choice = by_type(
     'it is "none", "auto", "required", a function or allowed_tools', tag=_word_or_type
@@ -149,12 +156,14 @@ ToolChoice = Annotated[
     | Annotated[NamedFunction, Tag("@function")]
     | Annotated[AllowedTools, Tag("@allowed_tools")],
     _choice,
+    BeforeValidator(_spelled),
 ]
 ChatToolChoice = Annotated[
     _Word
     | Annotated[ChatNamedFunction, Tag("@function")]
     | Annotated[ChatAllowedTools, Tag("@allowed_tools")],
     _choice,
+    BeforeValidator(_spelled),
 ]
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from llguidance import LLMatcher
 
 from engine.grammar.compiled import CompiledGrammar
-from engine.grammar.source import shortened
+from engine.grammar.complaints import reason
 from engine.grammar.vocabulary import Words
 from engine.sequences import sequence as schedule
 
@@ -147,13 +147,13 @@ class Follower:
     def failure(self) -> str | None:
         """Why it cannot go on, if so."""
         if self._matcher.is_error():
-            reason = shortened(self._matcher.get_error())
+            minded = reason(self._matcher.get_error())
         elif self.unusual_seconds > _MOST_UNUSUAL_SECONDS:
-            reason = "it takes too long to find what it allows"
+            minded = "it takes too long to find what it allows"
         else:
             return None
         self._grammar.is_spent = True
-        return f"the grammar cannot go on: {reason}"
+        return f"the grammar cannot go on: {minded}"
 
     def _spend(self, began: float, usual: int) -> None:
         """Count what it took since then, beyond so many masks of usual ones."""

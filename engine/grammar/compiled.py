@@ -8,7 +8,8 @@ from time import thread_time
 from llguidance import LLMatcher
 
 from engine.api import EngineError, Grammar
-from engine.grammar.source import LIMITS, serialized, shortened, with_deep_stack
+from engine.grammar.complaints import reason
+from engine.grammar.source import LIMITS, serialized, with_deep_stack
 from engine.grammar.vocabulary import Vocabulary
 
 _MOST_MASK_SECONDS = 0.015
@@ -39,12 +40,12 @@ def _first_matcher(grammar: Grammar, vocabulary: Vocabulary) -> LLMatcher:
     try:
         first = LLMatcher(vocabulary.tokenizer, serialized(grammar), log_level=0, limits=LIMITS)
     except ValueError as error:
-        raise GrammarError(shortened(str(error))) from error
+        raise GrammarError(reason(str(error))) from error
     began = thread_time()
     words = vocabulary.new_words(1)
     first.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
     if thread_time() - began > _MOST_MASK_SECONDS:
         raise GrammarError("it takes too long to find what it allows")
     if first.is_error():
-        raise GrammarError(shortened(first.get_error()))
+        raise GrammarError(reason(first.get_error()))
     return first

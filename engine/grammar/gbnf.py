@@ -8,7 +8,7 @@ from llguidance.gbnf_to_lark import GbnfToLarkError, gbnf_to_lark
 from msgspec import structs
 
 from engine.api import Grammar
-from engine.grammar.source import shortened
+from engine.grammar.complaints import reason
 from engine.validation import excess_of
 
 _RULE = re.compile(r"^[ \t]*[\w-]+[ \t]*::=", re.MULTILINE)
@@ -33,10 +33,10 @@ def in_lark(grammar: Grammar) -> Grammar:
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
     except GbnfToLarkError as error:
-        raise ValueError(shortened(str(error))) from None
+        raise ValueError(reason(str(error))) from None
     except Exception as error:  # noqa: BLE001
         # Rules that are missing are told by plain ones, a backslash at the end by an index.
-        raise ValueError(shortened(str(error))) from None
+        raise ValueError(reason(str(error))) from None
     if excess := excess_of(read):
         raise ValueError(f"in Lark it may have {excess}")
     return read

@@ -12,13 +12,14 @@ from __future__ import annotations
 import contextlib
 from functools import cache, partial
 from time import thread_time
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 from msgspec import structs
 
 from engine.api import Grammar
+from engine.grammar.complaints import located, reason
 from engine.grammar.schemas import bound_beyond
 
 if TYPE_CHECKING:  # it has no such name when it runs
@@ -51,8 +52,7 @@ _MOST_CHECK_SECONDS: Final = 0.25
 JSON_OPTIONS: JsonCompileOptions = {"whitespace_pattern": r"[ \n\r\t]{0,64}"}
 """A model that is at a loss could write blanks for ever between two tokens of JSON."""
 
-_MOST_CHARACTERS: Final = 400
-"""Of an error: the library repeats the grammar in some."""
+_SLOW: Final = "it takes too long to compile"
 _STACK_BYTES: Final = 256 << 20
 """Addresses, and memory only as far as it is used. A quarter of it was enough for the deepest
 grammars of 128 KiB that were found; the door takes half of that."""
@@ -104,23 +104,37 @@ def problem_of(grammar: Grammar) -> str | None:
 
 
 def _problem_of(grammar: Grammar) -> str | None:
-    if grammar.kind == "json_schema":
-        with contextlib.suppress(msgspec.DecodeError, RecursionError):
-            if bound := bound_beyond(msgspec.json.decode(grammar.source)):
-                return f"'{bound}' is beyond 64 bits, and cannot be held"
+    if grammar.kind != "json_schema":
+        return _complaint(grammar)
+    schema = None
+    with contextlib.suppress(msgspec.DecodeError, RecursionError):
+        schema = msgspec.json.decode(grammar.source)
+        if bound := bound_beyond(schema):
+            return f"'{bound}' is beyond 64 bits, and cannot be held"
+    problem = _complaint(grammar)
+    if problem is None or problem == _SLOW or not isinstance(schema, dict):
+        return problem
+    return located(schema, problem, _complaint_of_schema)
+
+
+def _complaint_of_schema(schema: Any) -> str | None:
+    source = msgspec.json.encode(schema).decode()
+    return _complaint(Grammar(kind="json_schema", source=source))
+
+
+def _complaint(grammar: Grammar) -> str | None:
+    """What the library minds, wherever that is."""
     began = thread_time()
     try:
         matcher = LLMatcher(_bytes(), serialized(_any_model(grammar)), log_level=0, limits=LIMITS)
     except ValueError as error:
-        return shortened(str(error))
+        return reason(str(error))
     matcher.compute_bitmask()
     if matcher.is_error():
-        reason = matcher.get_error()
-        nothing = reason.startswith("NoExtension")
-        return "nothing can be said that it allows" if nothing else shortened(reason)
-    if thread_time() - began > _MOST_CHECK_SECONDS:
-        return "it takes too long to compile"
-    return None
+        minded = matcher.get_error()
+        nothing = minded.startswith("NoExtension")
+        return "nothing can be said that it allows" if nothing else reason(minded)
+    return _SLOW if thread_time() - began > _MOST_CHECK_SECONDS else None
 
 
 def _any_model(grammar: Grammar) -> Grammar:
@@ -130,11 +144,6 @@ def _any_model(grammar: Grammar) -> Grammar:
         source = source.replace(f"<[{token}]>", control)
         preamble = preamble.replace(f"<[{token}]>", control)
     return structs.replace(grammar, source=source, preamble=preamble)
-
-
-def shortened(message: str) -> str:
-    """The first line of what the library says; the rest shows its own state."""
-    return message.strip().partition("\n")[0][:_MOST_CHARACTERS]
 
 
 @cache

@@ -93,9 +93,59 @@ async def test_a_continued_conversation_keeps_its_instructions(world: World) -> 
     first = await respond(world, instructions="Be kind.")
     again = {"previous_response_id": first.id, "instructions": "Be kind."}
     assert (await respond(world, **again)).status == "completed"
+    kept = world.engine.requests[-1].prompt
+    await respond(world, previous_response_id=first.id)
+    assert world.engine.requests[-1].prompt == kept
+
+
+async def test_other_instructions_are_those_of_all_that_was_said(world: World) -> None:
+    first = await respond(world, instructions="Be kind.", input="one")
+    second = await respond(world, previous_response_id=first.id, input="two")
+    third = await respond(
+        world, previous_response_id=second.id, instructions="Be rude.", input="three"
+    )
+    assert text_of_prompt(world) == (
+        "<|im_start|>system\nBe rude.<|im_end|>\n<|im_start|>user\none<|im_end|>\n"
+        "<|im_start|>assistant\nYou said: one<|im_end|>\n<|im_start|>user\ntwo<|im_end|>\n"
+        "<|im_start|>assistant\nYou said: two<|im_end|>\n<|im_start|>user\nthree<|im_end|>\n"
+        "<|im_start|>assistant\n"
+    )
+    await respond(world, previous_response_id=third.id, input="four")
+    assert text_of_prompt(world).startswith("<|im_start|>system\nBe rude.<|im_end|>\n")
+    await respond(world, previous_response_id=second.id, input="three")
+    assert text_of_prompt(world).startswith("<|im_start|>system\nBe kind.<|im_end|>\n")
+
+
+async def test_other_tools_are_told_of_under_the_same_instructions(world: World) -> None:
+    tools = [{"type": "function", "name": name, "parameters": {}} for name in ("see", "hear")]
+    first = await respond(world, instructions="Be kind.", input="one", tools=tools[:1])
+    await respond(world, previous_response_id=first.id, input="two", tools=tools[1:])
+    assert '"hear"' in text_of_prompt(world)
+    assert '"see"' not in text_of_prompt(world)
+    assert text_of_prompt(world).count("Be kind.") == 1
+    said = [{"role": "system", "content": "Be kind."}, {"role": "user", "content": "one"}]
+    first = await respond(world, input=said, tools=tools[:1])
+    await respond(world, previous_response_id=first.id, input="two", tools=tools[1:])
+    assert text_of_prompt(world).count("Be kind.") == 1
+
+
+async def test_a_registered_prompt_may_take_the_place_of_another(world: World) -> None:
+    for name, text in (("kind", "Be kind. " * 8), ("rude", "Be rude. " * 8)):
+        await world.register("acme", name, text)
+    first = await respond(world, prompt={"id": "kind"}, input="one")
+    second = await respond(world, previous_response_id=first.id, prompt={"id": "rude"}, input="two")
+    assert text_of_prompt(world).startswith("<|im_start|>system\nBe rude.")
+    assert second.usage.input_tokens_details.cached_tokens >= 64
+
+
+async def test_a_chain_with_a_gap_cannot_be_told_anew(world: World) -> None:
+    first = await respond(world, instructions="Be kind.", input="one")
+    second = await respond(world, previous_response_id=first.id, input="two")
+    await world.client().responses.delete(first.id)
+    assert (await respond(world, previous_response_id=second.id)).status == "completed"
     with pytest.raises(openai.BadRequestError) as refused:
-        await respond(world, previous_response_id=first.id, instructions="Be rude.")
-    assert refused.value.param == "instructions"
+        await respond(world, previous_response_id=second.id, instructions="Be rude.")
+    assert refused.value.code == "previous_response_not_found"
 
 
 async def test_the_prefix_of_a_prompt_does_not_depend_on_what_follows(world: World) -> None:
@@ -105,6 +155,11 @@ async def test_the_prefix_of_a_prompt_does_not_depend_on_what_follows(world: Wor
         messages: Any = [{"role": "system", "content": "abc"}, {"role": "user", "content": user}]
         ids = await template.prompt_ids("acme", messages, "input")
         assert num_common(prefix, ids) == len(prefix)
+
+
+def text_of_prompt(world: World) -> str:
+    """What the engine was asked last."""
+    return str(world.engine.tokenizer.decode(world.engine.requests[-1].prompt))
 
 
 def _ids(world: World, text: str) -> list[int]:

@@ -257,7 +257,7 @@ def test_a_padded_tokenizer_and_one_larger_than_the_model_are_read(
 @pytest.mark.parametrize(
     ("kind", "source", "problem"),
     [
-        ("regex", "(a", "regex"),
+        ("regex", "(a", "unclosed group"),
         ("regex", "a{2}", None),
         ("lark", 'begin: "a"', "start"),
         ("lark", 'start: "a" | "b"', None),
