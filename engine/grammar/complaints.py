@@ -1,4 +1,4 @@
-"""What is wrong with a grammar, in words for who wrote it: where, and not at a place of a library's.
+"""What is wrong with a grammar, in words for who wrote it: where, not at a place of a library's.
 
 `llguidance` says what it minds of a schema, and not where that stands. The smallest part that it
 minds by itself is it.
