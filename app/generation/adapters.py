@@ -84,14 +84,14 @@ class NamedAdapters:
             raise invalid_request(message, "model")
         return AdapterUse(name, start, _pin(record.owner, record.name) if record.pinned else None)
 
-    async def allow(self, principal: Principal, use: AdapterUse) -> None:
-        """Let a request go on that was begun with an adapter, perhaps elsewhere.
+    async def allow(self, principal: Principal, use: AdapterUse) -> AdapterRecord:
+        """Let a request go on that was begun with an adapter, perhaps elsewhere; returns which.
 
         Raises `ApiError` 404 where it is not there any more.
         """
         for record in await self.usable(principal):
             if self.use(principal, record, record.invocation).name == use.name:
-                return
+                return record
         raise self._names.unknown("the adapter that this response was begun with")
 
     async def files(self, name: bytes) -> AsyncIterator[bytes]:

@@ -7,11 +7,12 @@ from typing import Annotated, Required
 
 from pydantic import Field
 
-from app.admin.documents import Document, Id, Limits, TenantDocument, TenantPatch, UsageDay, edited
+from app.admin.documents import Document, Id, Limits, TenantDocument, TenantPatch, edited
 from app.admin.lists import Next, PageQuery, page
 from app.admin.parameters import Asking, IfMatch, InBody, InQuery, Served, TenantId
 from app.admin.problems import Complaint, clash, complaint
 from app.admin.route import operations
+from app.admin.usage_documents import UsageDay
 from app.context import Service
 from tenants.errors import InvalidField
 from tenants.records import Tenant
@@ -146,7 +147,7 @@ async def _check(service: Service, old: Tenant, new: Tenant) -> None:
     for name in ("soft_budget_micros", "hard_budget_micros"):
         budget = getattr(new.limits, name)
         is_new = budget is not None and budget != getattr(old.limits, name)
-        if is_new and not service.prices.are_set:
+        if is_new and not service.prices.model.are_set:
             detail = "a budget needs prices, and this replica has no price file"
             raise clash(Complaint(field=f"limits.{name}", detail=detail))
     if _claim(new) <= _claim(old):
