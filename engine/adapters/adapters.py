@@ -11,17 +11,17 @@ from __future__ import annotations
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, field
 from functools import partial
-from hashlib import blake2b
 from typing import Any, Final, NamedTuple
 
+from engine.adapters.figures import AdapterFigures
 from engine.adapters.files import BadAdapter
 from engine.adapters.memory import AdapterMemory, Image
-from engine.api import EngineRequest
-from engine.blocks.hashing import HASH_BYTES
+from engine.adapters.pages import block_hash, read_image, write_blocks
+from engine.api import AdapterState, EngineRequest
 from engine.disk.memory import BlockMemory, Landing
 from engine.grammar.compiled import CompiledGrammar
 from engine.schedule.scheduler import Scheduler
@@ -88,6 +88,7 @@ class _Adapter:
     """Blocks that are kept for it, with a reference each, until there are enough."""
     is_lacking: bool = False
     """Whether the scheduler has a request that could have begun with it."""
+    figures: AdapterFigures = field(default_factory=AdapterFigures)
 
     @property
     def is_idle(self) -> bool:
@@ -171,7 +172,7 @@ class Adapters:
         one.pieces.append(data)
         one.heard_at = time.monotonic()
         if is_last:
-            read = partial(_read, self._model, one.pieces)
+            read = partial(read_image, self._model, one.pieces)
             one.pieces, one.heard_at = [], None
             one.reading = self._readers.submit(one.tenant, read)
 
@@ -180,6 +181,14 @@ class Adapters:
         one = self._busy.get(name)
         if one is not None and one.heard_at is not None:
             yield from self._refuse(one, why)
+
+    def states(self, names: Iterable[bytes]) -> list[AdapterState | None]:
+        """What is known of adapters of these names; nothing of those that nobody has asked for."""
+        return [None if one is None else self._state(one) for one in map(self._known.get, names)]
+
+    def _state(self, one: _Adapter) -> AdapterState:
+        is_there = one.name in self._placed and self._found(one) == one.blocks
+        return one.figures.state(on_device=is_there, in_host=one.image is not None)
 
     def forget_tenant(self, tenant: str) -> None:
         """Keep nothing of a tenant's that nobody waits for."""
@@ -243,7 +252,8 @@ class Adapters:
                 yield from self._refuse(one, "it cannot be read")
                 return
             count = -(-image.num_pages // self._pool.kinds[0].pages)
-            one.hashes = [_hash(one.name, number) for number in range(count)]
+            one.hashes = [block_hash(one.name, number) for number in range(count)]
+            one.figures.fetched(image.num_pages * self._memory.page_bytes)
         if one.loading is not None:
             if one.loading.written.done():
                 yield from self._land(one, one.loading)
@@ -257,6 +267,7 @@ class Adapters:
         elif one.reading is None and one.heard_at is None:
             self.wanted.append(one.name)
             one.heard_at = time.monotonic()
+            one.figures.begin()
         elif one.heard_at is not None and time.monotonic() - one.heard_at > _PATIENCE_SECONDS:
             yield from self._refuse(one, "it does not come")
 
@@ -284,7 +295,8 @@ class Adapters:
         taken = iter(new)
         blocks = [next(taken) if block is None else block for block in found]
         landing = self._memory.landing(list(map(self._pool.pages_of, new)))
-        write = partial(_write, image, missing, landing)
+        write = partial(write_blocks, image, missing, landing)
+        one.figures.begin()
         one.loading = _Loading(blocks, landing, self._writers.submit(one.tenant, write))
         self._tiers.loading += blocks
 
@@ -314,6 +326,7 @@ class Adapters:
         """An adapter is in its blocks: who waits for it holds them, too."""
         one.loading = None
         loading.written.result()
+        one.figures.loaded()
         loading.landing.land()
         for block, key in zip(loading.blocks, one.hashes, strict=True):
             if self._pool.hashes[block] is None:
@@ -344,6 +357,7 @@ class Adapters:
         while one.waiting:
             _, (request, grammar) = one.waiting.popitem(last=False)
             self._pin(one, request)
+            one.figures.use()
             yield Arrival(request, grammar, one.hashes)
 
     def _pin(self, one: _Adapter, request: EngineRequest) -> None:
@@ -379,22 +393,3 @@ class Adapters:
                 left, one.image = left - one.image.num_pages, None
         while len(self._known) > _MOST_KNOWN and next(iter(self._known)) not in self._busy:
             self._known.popitem(last=False)
-
-
-def _hash(name: bytes, number: int) -> bytes:
-    """By which a block of an adapter is found."""
-    return blake2b(name + number.to_bytes(4, "little"), digest_size=HASH_BYTES).digest()
-
-
-def _read(model: AdapterMemory, pieces: list[bytes]) -> Image:
-    """What a model makes of pieces, which take a while to be put together."""
-    return model.prepare(pieces[0], b"".join(pieces[1:]))
-
-
-def _write(image: Image, numbers: list[int], landing: Landing) -> None:
-    """Fill blocks, whose pages are neighbours, with those of these numbers."""
-    for number, target in zip(numbers, landing.targets, strict=True):
-        pages = len(target) // image.page_bytes
-        for place, page in enumerate(range(number * pages, (number + 1) * pages)):
-            if page < image.num_pages:
-                image.fill(page, target[place * image.page_bytes :][: image.page_bytes])

@@ -7,12 +7,11 @@ from typing import Annotated, Required
 
 from pydantic import Field
 
-from app.admin.documents import Document, Id, Limits, TenantDocument, TenantPatch, edited
+from app.admin.documents import Document, Id, Limits, TenantDocument, TenantPatch, UsageDay, edited
 from app.admin.lists import Next, PageQuery, page
 from app.admin.parameters import Asking, IfMatch, InBody, InQuery, Served, TenantId
 from app.admin.problems import Complaint, clash, complaint
 from app.admin.route import operations
-from app.admin.usage_documents import UsageDay
 from app.context import Service
 from tenants.errors import InvalidField
 from tenants.records import Tenant

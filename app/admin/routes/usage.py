@@ -14,11 +14,10 @@ from fastapi import Request, Response
 from pydantic import BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 
-from app.admin.documents import Document
+from app.admin.documents import AdapterUsageDay, Document, UsageDay, usage_csv
 from app.admin.lists import Query
 from app.admin.parameters import InQuery, Served, TenantId
 from app.admin.route import operations
-from app.admin.usage_documents import AdapterUsageDay, UsageDay, usage_csv
 from app.context import Service
 from tenants.usage.prices import TOKENS_PRICED, Prices, shown
 

@@ -31,7 +31,7 @@ def usage(
     **given: Any,
 ) -> None:
     """Show what a tenant used, by day."""
-    from app.admin.usage_documents import AdapterUsageDay, UsageDay, usage_csv
+    from app.admin.documents import AdapterUsageDay, UsageDay, usage_csv
     from app.stores import Stores
 
     first = date.min if since is None else since.date()

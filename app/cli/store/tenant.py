@@ -184,7 +184,7 @@ def cache(
 @store_command(app, "delete")
 def delete(tenant: TenantId, yes: Confirmed = False, as_json: AsJson = False, **given: Any) -> None:
     """Delete a tenant. Its keys, prompts and stored responses go; what it used is printed."""
-    from app.admin.usage_documents import UsageDay
+    from app.admin.documents import UsageDay
 
     confirm(f"Delete tenant {tenant} and everything of it?", yes)
     used = with_stores(given, lambda stores: stores.tenants.delete_tenant(tenant, actor=actor()))

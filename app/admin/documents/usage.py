@@ -8,7 +8,7 @@ from typing import Annotated, Any, Self, TypeVar
 
 from pydantic import Field
 
-from app.admin.documents import Document
+from app.admin.documents.records import Document
 from tenants.usage.prices import shown
 from tenants.usage.usage import AdapterUsage, DayUsage
 
