@@ -10,7 +10,7 @@ from app.prompt.chat_template import ChatTemplate
 from app.request.request import GenerationRequest
 from app.wire.errors import invalid_request
 from engine.api import Grammar
-from engine.grammar.lark import literal, token, whole
+from engine.grammar.lark import ANY_TEXT, literal, token, whole
 from engine.grammar.schemas import bound_beyond
 from engine.validation import MAX_GRAMMAR_BYTES
 
@@ -19,18 +19,27 @@ ProblemOf = Callable[[Grammar], Awaitable[str | None]]
 
 
 async def answer_grammar(
-    request: GenerationRequest, template: ChatTemplate, asked: Grammar | None, problem_of: ProblemOf
+    request: GenerationRequest,
+    template: ChatTemplate,
+    asked: Grammar | None,
+    problem_of: ProblemOf,
+    *,
+    bounded: bool,
 ) -> Grammar | None:
-    """The grammar of the answer, if it has one; `asked` is that of its format.
+    """The grammar of the answer, if it has one; `asked` is that of its format. Where what is
+    reasoned before it is `bounded`, it has one.
 
     Raises `ApiError` naming what cannot be held.
     """
     tools = request.tools
-    if not tools.names or (asked is None and tools.holding_field is None):
+    if bounded and asked is None and not tools.names:
+        return _ANY_ANSWER
+    if not tools.names or (asked is None and tools.holding_field is None and not bounded):
         return asked
     return await _Calls(request, template, asked, problem_of).grammar()
 
 
+_ANY_ANSWER = Grammar(kind="lark", source=f"start: TEXT\nTEXT: {ANY_TEXT}")
 _MOST_LOOSENED = 8
 """Functions of a request that take their time to be found out as such that cannot be held."""
 

@@ -269,10 +269,13 @@ class Generations:
             constraint = request.constraint.of_model(self.template.tokens_in)
             beside = await self.grammars.check(tenant, key, constraint)
         problem_of = partial(self.grammars.problem_of, tenant, key)
-        grammar = await answer_grammar(request, self.template, beside, problem_of)
+        bounded = request.reasoning_tokens is not None and prompt.opened is not None
+        grammar = await answer_grammar(
+            request, self.template, beside, problem_of, bounded=bounded and info.has_grammars
+        )
         if grammar is None:
             return asked
-        grammar = self.template.reasoning.before(grammar, prompt.opened)
+        grammar = self.template.reasoning.before(grammar, prompt.opened, request.reasoning_tokens)
         held = structs.replace(asked, grammar=grammar)
         check_request(held, info)
         return held

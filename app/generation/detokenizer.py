@@ -41,7 +41,12 @@ class Detokenizer:
     @property
     def stopped(self) -> bool:
         """Whether a stop string was seen; neither it nor what follows is ever emitted."""
-        return self._stops is not None and self._stops.found
+        return self.stop_string is not None
+
+    @property
+    def stop_string(self) -> str | None:
+        """The one that was seen."""
+        return None if self._stops is None else self._stops.found
 
     def push(self, token_ids: Sequence[int]) -> str:
         """Add tokens; returns the text that is safe to show now."""
@@ -49,7 +54,7 @@ class Detokenizer:
             return self._decoded(token_ids)
         ready = ""
         for token_id in token_ids:
-            if not self._stops.found:
+            if self._stops.found is None:
                 ready += self._stops.push(self._decoded((token_id,)))
         return ready
 

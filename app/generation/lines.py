@@ -122,6 +122,11 @@ class Line:
         return [one for one in self.outputs if one.kind == "call"]
 
     @property
+    def stop_string(self) -> str | None:
+        """The one that has ended it, if one has."""
+        return self._detokenizer.stop_string
+
+    @property
     def is_cut(self) -> bool:
         """Whether a stop string has ended it within a call, whose arguments are not whole."""
         last = self.outputs[-1] if self.outputs else None

@@ -12,8 +12,8 @@ class StopStrings:
     """
 
     def __init__(self, stop: Sequence[str], min_tokens: int) -> None:
-        self.found = False
-        """Whether one was seen; neither it nor what follows is ever shown."""
+        self.found: str | None = None
+        """The one that was seen; neither it nor what follows is ever shown."""
         self._stop = tuple(stop)
         self._longest = max(map(len, stop))
         self._unstopped_tokens = min_tokens
@@ -36,10 +36,11 @@ class StopStrings:
     def _find(self, new: str) -> bool:
         """Hold back `new`, and nothing from a stop string on; whether there is one."""
         self._held += new
-        places = [at for at in (self._held.find(stop) for stop in self._stop) if at >= 0]
+        places = [(at, stop) for stop in self._stop if (at := self._held.find(stop)) >= 0]
         if places:
-            self.found, self._held = True, self._held[: min(places)]
-        return self.found
+            at, self.found = min(places, key=lambda place: place[0])
+            self._held = self._held[:at]
+        return self.found is not None
 
     def _release(self, length: int) -> str:
         ready, self._held = self._held[:length], self._held[length:]

@@ -1,10 +1,10 @@
 """From a key in a request to its principal: the key, its tenant and the tenant's share group.
 
-A key comes as `Authorization: Bearer KEY`. A browser cannot set headers on a WebSocket; it offers
-two subprotocols instead, one that names the protocol (`realtime` or `partywall.v1`) and one that
-carries the key (`openai-insecure-api-key.KEY` or `partywall.key.KEY`). The server selects the
-first, so that the key is not sent back, unless the key alone was offered: a browser closes a socket
-that selects nothing of what it has offered.
+A key comes as `Authorization: Bearer KEY`, or as Anthropic's clients send it, `x-api-key: KEY`. A
+browser cannot set headers on a WebSocket; it offers two subprotocols instead, one that names the
+protocol (`realtime` or `partywall.v1`) and one that carries the key (`openai-insecure-api-key.KEY`
+or `partywall.key.KEY`). The server selects the first, so that the key is not sent back, unless the
+key alone was offered: a browser closes a socket that selects nothing of what it has offered.
 """
 
 from __future__ import annotations
@@ -30,10 +30,15 @@ async def authenticate(tenants: TenantStore, connection: HTTPConnection) -> Prin
     and `StoreUnavailable` for a key that is not known here while the store is down.
     """
     key = bearer_token(connection.headers)
+    other = connection.headers.get("x-api-key")
+    if None not in (key, other) and key != other:
+        message = "'Authorization' and 'x-api-key' are two different keys: send one."
+        raise ApiError(400, message, code="invalid_value", param="x-api-key")
+    key = key or other
     if key is None and connection.scope["type"] == "websocket":
         key = _subprotocol_key(connection.scope["subprotocols"])
     if key is None:
-        raise unauthorized("Send your API key as 'Authorization: Bearer KEY'.")
+        raise unauthorized("Send your API key as 'Authorization: Bearer KEY', or 'x-api-key: KEY'.")
     principal = await tenants.authenticate(key)
     if principal is None:
         raise unauthorized("This API key is not valid.")

@@ -107,8 +107,10 @@ class ReasoningStyle:
             return None
         return ReasoningParser(self.form, opened.by)
 
-    def before(self, grammar: Grammar, opened: Opened | None) -> Grammar:
-        """A grammar of what comes behind the reasoning, whatever that is."""
+    def before(
+        self, grammar: Grammar, opened: Opened | None, most_tokens: int | None = None
+    ) -> Grammar:
+        """A grammar of what comes behind the reasoning, whatever that is, or of `most_tokens`."""
         if self.form is None or opened is None:
             return grammar
         known = control_tokens(self._tokenizer, self.form.markers)
@@ -116,7 +118,7 @@ class ReasoningStyle:
         def spell(marker: str) -> str:
             return token(known[marker]) if marker in known else literal(marker)
 
-        preamble = self.form.preamble(opened.by, spell)
+        preamble = self.form.preamble(opened.by, spell, most_tokens)
         tokens = tuple(dict.fromkeys((*grammar.tokens, *known.values())))
         return structs.replace(grammar, preamble=preamble, tokens=tokens)
 

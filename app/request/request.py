@@ -111,7 +111,8 @@ class GenerationRequest:
 
     A prompt that is no conversation is `raw`, a text or its token ids. `prompt_logprobs` is for the
     prompt's tokens, behind the first, what `logprobs` is for the answer's. The chat template is
-    told of `template_options`. With 0 `max_tokens` the prompt is computed, and nothing else.
+    told of `template_options`, and a text that is reasoned has `reasoning_tokens` at most. With 0
+    `max_tokens` the prompt is computed, and nothing else.
     `cache` is what is asked of the prompt cache. Of a `verbosity` no model here can be told.
     """
 
@@ -136,6 +137,7 @@ class GenerationRequest:
     tools: Tools = field(default_factory=Tools)
     template_options: TemplateOptions = field(default_factory=TemplateOptions)
     cache: CacheWish = field(default_factory=CacheWish)
+    reasoning_tokens: int | None = None
     verbosity: Verbosity = None
 
     @property

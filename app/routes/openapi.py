@@ -24,7 +24,7 @@ from typing_extensions import TypedDict
 
 from app.admin import ops
 from app.routes import chat_completions as chats
-from app.routes import conversations, models, prompts, responses
+from app.routes import conversations, messages, models, prompts, responses
 from app.routes import tokenize as tokens
 from app.routes.completions import complete_text
 from app.transport.http import Endpoint, json_response
@@ -46,26 +46,28 @@ from app.wire.events import (
     TextDone,
 )
 from app.wire.items import ConversationBody, ItemsBody, MetadataBody
+from app.wire.message_events import MessageError, MessageEvent, MessageTokens, SentMessage
+from app.wire.messages import CountBody, MessagesBody
 from app.wire.responses import CompactBody, CreateBody, Includable
 from app.wire.tokenize import DetokenizeBody, TokenizeBody
 
 _VERSION = "1"
 _DESCRIPTION = """\
-OpenAI's APIs, as far as they are served, and what else there is. Errors name the field at fault.
-Responses are served over a WebSocket, too: `GET /v1/responses`, whose messages are the bodies and
-events of `POST /v1/responses`."""
+OpenAI's and Anthropic's APIs, as far as they are served, and what else there is. Errors name the
+field at fault. Responses are served over a WebSocket, too: `GET /v1/responses`, whose messages are
+the bodies and events of `POST /v1/responses`."""
 _PROBES = "Probes"
 _TAGS = {
     "Responses": "Answers that can be read again, and gone on from.",
     "Conversations": "What was said, kept under one name.",
     "Chat completions": "Answers to a list of messages.",
     "Completions": "Texts that are continued as they are.",
+    "Messages": "Answers to the turns of a conversation, as Anthropic's clients ask for them.",
     "Tokens": "What a text consists of.",
     "Models": "The one that is served.",
     "Prompts": "Registered system prompts, which requests may name.",
     _PROBES: "How the service is; without a key.",
 }
-_ERROR = {"content": {"application/json": reference("Error")}}
 _NOT_READY = {"content": {"application/json": reference("State")}}
 _EVENTS = "text/event-stream"
 
@@ -217,12 +219,14 @@ ResponseEvent = (
 
 @dataclass(frozen=True)
 class Says:
-    """What an endpoint takes and gives; `events` names those of its stream, if it has one."""
+    """What an endpoint takes and gives; `events` names those of its stream, if it has one, and
+    `error` what it is refused with."""
 
     answer: Any
     body: type[Wire] | None = None
     query: type[BaseModel] | None = None
     events: str | None = None
+    error: str = "Error"
 
 
 _SAYS: Mapping[str, Mapping[Endpoint, Says]] = {
@@ -254,6 +258,12 @@ _SAYS: Mapping[str, Mapping[Endpoint, Says]] = {
         chats.list_messages: Says(List, query=Page),
     },
     "Completions": {complete_text: Says(Completion, CompletionBody, events="Completion")},
+    "Messages": {
+        messages.create_message: Says(
+            SentMessage, MessagesBody, events="MessageEvent", error="MessageError"
+        ),
+        messages.count_message: Says(MessageTokens, CountBody, error="MessageError"),
+    },
     "Tokens": {
         tokens.tokenize: Says(Tokens, TokenizeBody),
         tokens.detokenize: Says(Text, DetokenizeBody),
@@ -286,6 +296,8 @@ def public_document(served: Iterable[tuple[str, str, Endpoint]]) -> JsonObject:
             "ResponseEvent": described(ResponseEvent),
             "ChatChunk": described(ChatChunk),
             "Completion": described(Completion),
+            "MessageEvent": described(MessageEvent),
+            "MessageError": described(MessageError),
         },
         title="Partywall API",
         version=_VERSION,
@@ -311,8 +323,9 @@ def _route(method: str, path: str, endpoint: Endpoint, tag: str, says: Says) -> 
         ]
     )
     is_probe = tag == _PROBES
+    error = {"content": {"application/json": reference(says.error)}}
     gives: dict[int | str, JsonObject] = (
-        {503: _NOT_READY} if is_probe else {"4XX": _ERROR, 503: _ERROR}
+        {503: _NOT_READY} if is_probe else {"4XX": error, 503: error}
     )
     if says.events is not None:
         gives[200] = {"content": {_EVENTS: reference(says.events)}}

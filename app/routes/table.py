@@ -10,17 +10,18 @@ from starlette.types import ASGIApp
 
 from app.admin import ops
 from app.routes import chat_completions as chats
-from app.routes import conversations, models, prompts, responses
+from app.routes import conversations, messages, models, prompts, responses
 from app.routes import tokenize as tokens
 from app.routes.completions import complete_text
 from app.routes.openapi import openapi_endpoint
 from app.routes.responses_ws import responses_socket
-from app.transport.http import Endpoint, answering
+from app.transport.http import Endpoint, answering, error_response
 
 _RESPONSE = "/v1/responses/{response_id}"
 _CONVERSATION = "/v1/conversations/{conversation_id}"
 _ITEM = f"{_CONVERSATION}/items/{{item_id:path}}"
 _CHATS = "/v1/chat/completions"
+_BATCHES = "/v1/messages/batches"
 
 _ENDPOINTS: dict[str, list[tuple[str, str, Endpoint]]] = {
     "responses": [
@@ -51,6 +52,11 @@ _ENDPOINTS: dict[str, list[tuple[str, str, Endpoint]]] = {
         ("GET", f"{_CHATS}/{{completion_id}}/messages", chats.list_messages),
     ],
     "completions": [("POST", "/v1/completions", complete_text)],
+    "messages": [
+        ("POST", "/v1/messages", messages.create_message),
+        ("POST", "/v1/messages/count_tokens", messages.count_message),
+        *((method, _BATCHES, messages.refuse_batches) for method in ("GET", "POST")),
+    ],
     "embeddings": [("POST", "/v1/embeddings", models.refuse_embeddings)],
     "tokenize": [("POST", "/tokenize", tokens.tokenize)],
     "detokenize": [("POST", "/detokenize", tokens.detokenize)],
@@ -74,8 +80,9 @@ def tenant_routes() -> list[BaseRoute]:
     """The routes of the tenants' port: one a path, so that a 405 names all of its methods."""
     by_path: dict[str, dict[str, Endpoint]] = {"/openapi.json": {"GET": answering(_openapi, "ops")}}
     for counted_as, endpoints in _ENDPOINTS.items():
+        shape = messages.message_refusal if counted_as == "messages" else error_response
         for method, path, endpoint in endpoints:
-            by_path.setdefault(path, {})[method] = answering(endpoint, counted_as)
+            by_path.setdefault(path, {})[method] = answering(endpoint, counted_as, shape)
     return [
         WebSocketRoute("/v1/responses", responses_socket),
         *(

@@ -69,8 +69,10 @@ async def unless_gone(request: Request, work: Coroutine[Any, Any, Result]) -> Re
 Endpoint = Callable[[Request], Awaitable[ASGIApp]]
 
 
-def answering(endpoint: Endpoint, route: str) -> Callable[[Request], Awaitable[ASGIApp]]:
-    """An endpoint whose exceptions become answers in the protocol's shape, counted for `route`."""
+def answering(
+    endpoint: Endpoint, route: str, shape: Callable[[ApiError], Response] = error_response
+) -> Callable[[Request], Awaitable[ASGIApp]]:
+    """An endpoint whose exceptions become answers in its API's `shape`, counted for `route`."""
 
     async def answer(request: Request) -> ASGIApp:
         try:
@@ -78,7 +80,7 @@ def answering(endpoint: Endpoint, route: str) -> Callable[[Request], Awaitable[A
         except (ReaderGone, ClientDisconnect):
             return Response(status_code=READER_GONE)
         except Exception as error:  # noqa: BLE001 - the last resort turns bugs into a logged 500
-            return _refusal(request, route, error)
+            return shape(_refusal(request, route, error))
 
     return answer
 
@@ -102,8 +104,8 @@ def _naming_ignored(request: Request, response: ASGIApp) -> ASGIApp:
     return named
 
 
-def _refusal(request: Request, route: str, error: Exception) -> Response:
-    """The answer to a request that `error` has ended.
+def _refusal(request: Request, route: str, error: Exception) -> ApiError:
+    """What a request that `error` has ended is told.
 
     Not where it was caught: an error holds the frames that it went through, and whichever of these
     held it would keep them all, and the request's texts.
@@ -115,7 +117,7 @@ def _refusal(request: Request, route: str, error: Exception) -> Response:
     metrics: Metrics = request.app.state.metrics
     metrics.count_refused(route, known.status)
     note_error(known.code)
-    return error_response(known)
+    return known
 
 
 async def routing_error(_: Request, error: Exception) -> Response:

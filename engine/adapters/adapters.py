@@ -19,10 +19,9 @@ from typing import Any, Final, NamedTuple
 
 from engine.adapters.figures import AdapterFigures
 from engine.adapters.files import BadAdapter
-from engine.adapters.memory import AdapterMemory, Image
-from engine.adapters.pages import block_hash, read_image, write_blocks
+from engine.adapters.memory import AdapterMemory, Image, Loading, block_hash, read, write
 from engine.api import AdapterState, EngineRequest
-from engine.disk.memory import BlockMemory, Landing
+from engine.disk.memory import BlockMemory
 from engine.grammar.compiled import CompiledGrammar
 from engine.schedule.scheduler import Scheduler
 from engine.sequences.sequence import Sequence
@@ -56,16 +55,6 @@ class Refusal(NamedTuple):
 
 
 @dataclass(slots=True, eq=False)
-class _Loading:
-    """An adapter on its way into blocks."""
-
-    blocks: list[int]
-    """All of it, with a reference each."""
-    landing: Landing
-    written: Future[None]
-
-
-@dataclass(slots=True, eq=False)
 class _Adapter:
     """What is known of one that requests have asked for."""
 
@@ -80,7 +69,7 @@ class _Adapter:
     pieces: list[bytes] = field(default_factory=list)
     reading: Future[Image] | None = None
     image: Image | None = None
-    loading: _Loading | None = None
+    loading: Loading | None = None
     blocks: list[int] = field(default_factory=list)
     """Where the model computes with it, as long as they are found by its hashes."""
     hashes: list[bytes] = field(default_factory=list)
@@ -172,9 +161,9 @@ class Adapters:
         one.pieces.append(data)
         one.heard_at = time.monotonic()
         if is_last:
-            read = partial(read_image, self._model, one.pieces)
+            reading = partial(read, self._model, one.pieces)
             one.pieces, one.heard_at = [], None
-            one.reading = self._readers.submit(one.tenant, read)
+            one.reading = self._readers.submit(one.tenant, reading)
 
     def lack(self, name: bytes, why: str) -> Iterator[Refusal]:
         """The service cannot bring an adapter: who waits for it waits no longer."""
@@ -267,7 +256,7 @@ class Adapters:
         elif one.reading is None and one.heard_at is None:
             self.wanted.append(one.name)
             one.heard_at = time.monotonic()
-            one.figures.begin()
+            one.figures.asked_at = one.heard_at
         elif one.heard_at is not None and time.monotonic() - one.heard_at > _PATIENCE_SECONDS:
             yield from self._refuse(one, "it does not come")
 
@@ -295,9 +284,8 @@ class Adapters:
         taken = iter(new)
         blocks = [next(taken) if block is None else block for block in found]
         landing = self._memory.landing(list(map(self._pool.pages_of, new)))
-        write = partial(write_blocks, image, missing, landing)
-        one.figures.begin()
-        one.loading = _Loading(blocks, landing, self._writers.submit(one.tenant, write))
+        written = self._writers.submit(one.tenant, partial(write, image, missing, landing))
+        one.loading = Loading(blocks, len(new), landing, written)
         self._tiers.loading += blocks
 
     def _gather(self, one: _Adapter, count: int) -> bool:
@@ -322,11 +310,10 @@ class Adapters:
             self._tiers.loading.remove(block)
         return gathered
 
-    def _land(self, one: _Adapter, loading: _Loading) -> Iterator[Arrival]:
+    def _land(self, one: _Adapter, loading: Loading) -> Iterator[Arrival]:
         """An adapter is in its blocks: who waits for it holds them, too."""
         one.loading = None
         loading.written.result()
-        one.figures.loaded()
         loading.landing.land()
         for block, key in zip(loading.blocks, one.hashes, strict=True):
             if self._pool.hashes[block] is None:
@@ -334,6 +321,10 @@ class Adapters:
                 self._tiers.fresh.discard(block)  # it is there
         assert one.image is not None
         one.blocks = loading.blocks
+        if loading.num_new:
+            seconds = time.monotonic() - loading.began_at
+            one.figures.load_seconds = seconds
+            self._pool.join(one.blocks, self._worth(loading, seconds))
         pages = [page for block in one.blocks for page in self._pool.pages_of(block)]
         self._forget_evicted()
         self._placed[one.name] = one.hashes[0]
@@ -344,6 +335,12 @@ class Adapters:
             self._kept, self._turns_left = self._kept + loading.blocks, _TURNS
         else:
             self._release(loading.blocks)
+
+    def _worth(self, loading: Loading, seconds: float) -> float:
+        """Of a use, for a page: its seconds over those of computing as many tokens' keys."""
+        computed = self._lifecycle.recovery.costs.token_seconds * self._lifecycle.block_size
+        pages = loading.num_new * self._pool.kinds[0].pages / self._pool.block_pages
+        return seconds / (pages * computed)
 
     def _forget_evicted(self) -> None:
         """Nobody computes with what is not to be found."""

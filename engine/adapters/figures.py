@@ -17,21 +17,13 @@ class AdapterFigures:
     used_at: float | None = None
     fetch_seconds: float | None = None
     load_seconds: float | None = None
-    _since: float = 0.0
-    """When what is under way began: it is loaded only once it is fetched."""
-
-    def begin(self) -> None:
-        """It is asked for, or loaded, from now on."""
-        self._since = time.monotonic()
+    asked_at: float = 0.0
+    """When the service was asked for it, by `time.monotonic`."""
 
     def fetched(self, num_bytes: int) -> None:
         """It is here, and takes so many bytes."""
         self.num_bytes = num_bytes
-        self.fetch_seconds = time.monotonic() - self._since
-
-    def loaded(self) -> None:
-        """It is in its blocks."""
-        self.load_seconds = time.monotonic() - self._since
+        self.fetch_seconds = time.monotonic() - self.asked_at
 
     def use(self) -> None:
         """A request begins with it."""

@@ -127,8 +127,7 @@ class BlockPool:
         """The blocks of that kind of the longest prefix of `hashes` that is present."""
         found: list[int] = []
         for key in hashes if kind == 0 else (_key(one, kind) for one in hashes):
-            block = self._by_hash.get(key)
-            if block is None:
+            if (block := self._by_hash.get(key)) is None:
                 break
             found.append(block)
         return found
@@ -174,7 +173,7 @@ class BlockPool:
         assert self.can_allocate(count * size, owner), "allocate without can_allocate"
         if count * size > self.num_free:
             self._queue.expire()
-        blocks: list[int] = []
+        blocks = list[int]()
         for _ in range(count):
             while self._queue.num_free < size:
                 self._evict(owner)
@@ -219,8 +218,7 @@ class BlockPool:
             assert self._refs[block] > 0, f"block {block} released twice"
             self._refs[block] -= 1
             if self._refs[block] == 0:
-                key = self._hashes[block]
-                if key is None:
+                if (key := self._hashes[block]) is None:
                     self._free(block)
                 else:
                     self._queue.add_cached(block, self._owners[block], key, passed=passed)
@@ -292,6 +290,10 @@ class BlockPool:
             self._listener.touched(present)
             self._queue.lease(present, terms)
 
+    def join(self, blocks: Collection[int], worth: float) -> None:
+        """See `engine.blocks.eviction.wholes`."""
+        self._queue.join(blocks, worth)
+
     def came_back(self, hashes: Sequence[bytes], num_found: int) -> Sequence[int]:
         """See `engine.blocks.eviction.policy.Order`."""
         return self._queue.came_back(hashes, num_found)
@@ -310,8 +312,7 @@ class BlockPool:
     def forget(self, blocks: Iterable[int], why: Loss | None = None) -> None:
         """Make `blocks` unfindable; those that are lost without a `why` hold nothing."""
         for block in blocks:
-            key = self._hashes[block]
-            if key is not None:
+            if (key := self._hashes[block]) is not None:
                 is_idle = self._refs[block] == 0
                 if is_idle:
                     self._queue.remove_cached(block, self._owners[block])
@@ -333,8 +334,7 @@ class BlockPool:
             own = self.pages_of(block)
             pages += own
             _require({on_page[page] for page in own} == {block}, "a block is not on its pages")
-        pages.sort()
-        _require(pages == list(range(self.num_pages)), "a page has no owner, or several")
+        _require(sorted(pages) == list(range(self.num_pages)), "a page has no owner, or several")
         _require(all(self._block_on[page] == page for page in free), "a free page is of a block")
         _require(min(self._refs, default=0) >= 0, "negative references")
         _require(not cached.keys() & set(held), "a block is both held and cached")

@@ -134,6 +134,12 @@ class CostModel:
         correction = self._correction_of_steps(spans)
         return correction.factor * steps + self._token_correction.factor * tokens
 
+    @property
+    def token_seconds(self) -> float:
+        """To compute a token of a prompt, in a full step from its beginning."""
+        count = self.compute.step_tokens
+        return self.compute_seconds([(0, count)]) / count
+
     def observe_swap_out(self, num_pages: int, seconds: float) -> None:
         """A batch has been copied to the host."""
         self._swap_out_correction.observe(self.swap_out.seconds(num_pages), seconds)

@@ -274,6 +274,7 @@ class ScriptedEngine:
             for found in hypotheses:
                 yield found
             return
+        written = max(0, len(request.prompt) // BLOCK_SIZE * BLOCK_SIZE - cached)
         lines = dict(enumerate(self._scripts(request)))
         for position in range(len(request.generated_by(0)), sampling.max_tokens):
             await self._pause(rid, position)
@@ -287,7 +288,7 @@ class ScriptedEngine:
                 if delta.finish_reason is not None:
                     del lines[index]
                     self._register(request, [*request.prompt, *script[: position + 1]])
-                yield structs.replace(delta, cached_tokens=cached)
+                yield structs.replace(delta, cached_tokens=cached, cache_write_tokens=written)
             if not lines:
                 return
 

@@ -30,13 +30,17 @@ CONFIG = """
 [checks.positive_data_acceptance]
 expected-statuses = ["2xx", 400, 404, 409]
 
+[checks.negative_data_rejection]
+expected-statuses = ["4xx", "5xx"]
+
 [dictionaries]
 """
+BATCHES = "/v1/messages/batches"
 LARGE = """
 [[operations]]
 include-operation-id = [
     "create_response", "count_input", "compact_conversation", "create_completion",
-    "create_conversation", "add_items", "tokenize",
+    "create_conversation", "add_items", "tokenize", "create_message", "count_message",
 ]
 phases.coverage.enabled = false
 """
@@ -119,5 +123,6 @@ async def test_the_document_is_valid_needs_no_key_and_names_all_that_is_served(
         for method in (route.methods or set()) - {"HEAD"}
     }
     told = {(method, path) for path, methods in document["paths"].items() for method in methods}
-    assert served - told == {("get", "/openapi.json"), ("post", "/v1/embeddings")}
+    refused = {("post", "/v1/embeddings"), *((one, BATCHES) for one in ("get", "post"))}
+    assert served - told == {("get", "/openapi.json"), *refused}
     assert told <= served

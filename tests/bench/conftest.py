@@ -47,7 +47,7 @@ def slow_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_model(tmp_path_factory.mktemp("model") / "slow", hidden_size=512, num_layers=8)
 
 
-def save_model(folder: Path, hidden_size: int, num_layers: int) -> Path:
+def save_model(folder: Path, hidden_size: int, num_layers: int, context: int = 1024) -> Path:
     tokenizer = AutoTokenizer.from_pretrained(resolve_model(DEFAULT_MODEL))
     tokenizer.save_pretrained(folder)
     torch.manual_seed(0)
@@ -58,7 +58,7 @@ def save_model(folder: Path, hidden_size: int, num_layers: int) -> Path:
         num_hidden_layers=num_layers,
         num_attention_heads=2,
         num_key_value_heads=1,
-        max_position_embeddings=1024,
+        max_position_embeddings=context,
         eos_token_id=tokenizer.eos_token_id,
     )
     LlamaForCausalLM(config).save_pretrained(folder)

@@ -45,13 +45,14 @@ class Harmony:
             yield from _read_message(source, header)
             yield from _read_start(source)
 
-    def preamble(self, _: str, spell: Spell) -> str:
+    def preamble(self, _: str, spell: Spell, most_tokens: int | None = None) -> str:
         """See `ReasoningFormat`."""
         marks = CHANNEL, MESSAGE, CONSTRAIN, _END, START
         channel, message, constrain, end, start = map(spell, marks)
-        analysis = f'{channel} "analysis" {message} THOUGHT {end} {start} "{_ROLE}"'
+        analysis = f'{channel} "analysis" {message} thought {end} {start} "{_ROLE}"'
         final = f'{channel} "final" (" "? {constrain} "json")? {message}'
-        thought = f"THOUGHT: {lacking(*_ENDS, CALL)}"
+        limit = "" if most_tokens is None else f"[max_tokens={most_tokens}]"
+        thought = f"thought{limit}: THOUGHT\nTHOUGHT: {lacking(*_ENDS, CALL)}"
         return f"preamble: ({analysis})? ({final})?\n{thought}"
 
 

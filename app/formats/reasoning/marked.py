@@ -76,13 +76,13 @@ class Marked:
     def _begins_frame(self, source: Source) -> Reading[bool]:
         return self.framed is not None and bool((yield from source.take(self.framed[0])))
 
-    def preamble(self, opened: str, spell: Spell) -> str:
+    def preamble(self, opened: str, spell: Spell, most_tokens: int | None = None) -> str:
         """See `ReasoningFormat`."""
         rules: list[str] = []
         thoughts: list[str] = []
         for opening in [opened] if opened else self.pairs:
             closings = self.pairs[opening]
-            ends = [_up_to(one, spell(one), closings, rules) for one in closings]
+            ends = [_up_to(one, spell(one), closings, rules, most_tokens) for one in closings]
             start = "" if opened else f"{spell(opening)} {literal(self.label)}"
             thoughts.append(f"{start} ({' | '.join(ends)})")
         frame = "" if self.framed is None else f"{spell(self.framed[0])} {_SPACE}"
@@ -92,12 +92,22 @@ class Marked:
         return "\n".join([f"preamble: {whole}", *rules])
 
 
-def _up_to(marker: str, spelled: str, closings: Sequence[str], rules: list[str]) -> str:
-    """Any text and a marker that closes it: what stands for that, with the `rules` that it needs.
+def _up_to(
+    marker: str, spelled: str, closings: Sequence[str], rules: list[str], most_tokens: int | None
+) -> str:
+    """Any text, or one of so many tokens, and a marker that closes it: what stands for that, with
+    the `rules` that it needs.
 
     A marker that is a token may be spelled as well: what is read then is the answer.
     """
     name = f"up_to_{len(rules)}"
+    if most_tokens is not None:
+        terminal = f"THOUGHT_{len(rules)}"
+        rules += [
+            f"{name}[max_tokens={most_tokens}]: {terminal}",
+            f"{terminal}: {lacking(*closings)}",
+        ]
+        return f"{name} {spelled}"
     rules.append(f"{name}[suffix={literal(marker)}]: {ANY_TEXT}")
     if spelled == literal(marker):
         return name

@@ -33,8 +33,11 @@ class ReasoningFormat(Protocol):
         While what is read belongs to neither, or to reasoning, the source `is_aside`.
         """
 
-    def preamble(self, opened: str, spell: Spell) -> str:
-        """What may stand before an answer that is held to a grammar, see `engine.api.Grammar`."""
+    def preamble(self, opened: str, spell: Spell, most_tokens: int | None = None) -> str:
+        """What may stand before an answer that is held to a grammar, see `engine.api.Grammar`.
+
+        Each text that is reasoned has `most_tokens`, where that is given.
+        """
 
 
 class ReasoningParser:

@@ -35,8 +35,11 @@ class Order(Protocol):
     def remove(self, block: int) -> bytes:
         """Take a candidate out, which keeps its contents; returns its key."""
 
+    def least(self) -> tuple[int, bool]:
+        """The candidate whose contents are worth least, and whether they are of no use at all."""
+
     def evict(self) -> int:
-        """Take out the candidate whose contents are worth least, which it then loses."""
+        """Take out that candidate, which then loses them."""
 
     def used_again(self, block: int) -> None:
         """What the block holds was hit. It is no candidate now; to be added anew counts."""
@@ -94,6 +97,10 @@ class LeastRecentlyUsed(_Listless):
     def remove(self, block: int) -> bytes:
         """See `Order`."""
         return self._blocks.pop(block)
+
+    def least(self) -> tuple[int, bool]:
+        """See `Order`."""
+        return next(iter(self._blocks)), False
 
     def evict(self) -> int:
         """See `Order`."""
@@ -154,16 +161,21 @@ class AdaptiveReplacement(_Listless):
         """See `Order`."""
         return self._queue_of(block).pop(block)
 
-    def evict(self) -> int:
+    def least(self) -> tuple[int, bool]:
         """See `Order`."""
         once, again = len(self._once), len(self._again)
-        if once and (not again or once > self._share * (once + again)):
-            block, key = self._once.popitem(last=False)
-            _remember(self._once_ghosts, key, self._max_once_ghosts)
-        else:
-            block, key = self._again.popitem(last=False)
+        is_once = once and (not again or once > self._share * (once + again))
+        return next(iter(self._once if is_once else self._again)), False
+
+    def evict(self) -> int:
+        """See `Order`."""
+        block, _ = self.least()
+        key = self.remove(block)
+        if block in self._used_again:
             _remember(self._again_ghosts, key, self._max_again_ghosts)
             self._used_again.remove(block)
+        else:
+            _remember(self._once_ghosts, key, self._max_once_ghosts)
         return block
 
     def used_again(self, block: int) -> None:

@@ -3,7 +3,7 @@
 1. Free memory goes first.
 2. Then blocks that sequences have passed: their layers have forgotten them, and a hit needs them
    only where it ends within their window, which is seldom.
-3. Then other cached ones that nothing keeps, as `engine.blocks.eviction.policy` says.
+3. Then other cached ones that nothing keeps, as `engine.blocks.eviction.policy` says, and `wholes`.
 4. Then leased ones, of the tenant furthest over its share (`engine.blocks.eviction.leases`).
 5. At last, and for their owner alone, those that its reserve protects.
 
@@ -18,12 +18,13 @@ holds are not here at all. All that is counted is pages.
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from engine.api import Kind, Loss
 from engine.blocks.eviction.leases import Leases, LeaseTerms
-from engine.blocks.eviction.policy import Eviction, make_order
+from engine.blocks.eviction.policy import Eviction, Order, make_order
+from engine.blocks.eviction.wholes import WithWholes
 from engine.blocks.eviction.worth import Purpose
 from engine.blocks.listeners import Listener
 
@@ -76,7 +77,7 @@ class EvictionQueue:
         self._lost: dict[int, Loss] = {}
         """Blocks that nobody leases any more, and why, if not for want of memory."""
         self._free = list(range(num_pages - 1, -1, -1))
-        self._order = make_order(eviction, num_pages, kinds, clock)
+        self._order: Order = make_order(eviction, num_pages, kinds, clock)
         self._surplus_owners: dict[int, str] = {}
         self._passed: OrderedDict[int, tuple[str, bytes]] = OrderedDict()
         """With their owners and keys, the ones that were passed first before others."""
@@ -221,6 +222,12 @@ class EvictionQueue:
     ) -> None:
         """See `Order`."""
         self._order.stored(block, key, kind, parent, owner, purpose)
+
+    def join(self, blocks: Collection[int], worth: float) -> None:
+        """See `engine.blocks.eviction.wholes`, which most pools never have."""
+        if not isinstance(self._order, WithWholes):
+            self._order = WithWholes(self._order)
+        self._order.join(blocks, worth)
 
     def came_back(self, hashes: Sequence[bytes], num_found: int) -> Sequence[int]:
         """See `Order`."""

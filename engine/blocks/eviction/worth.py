@@ -174,14 +174,17 @@ class ByWorth:
         self._places.withdraw(self._findable[block].name)
         return self._states.pop(block)
 
-    def evict(self) -> int:
+    def least(self) -> tuple[int, bool]:
         """See `Order`."""
         if self._useless or not self._states:
-            block = next(iter(self._useless or self._others))
-        else:
-            state = self._nodes[self._places.least(self._clock(), self._gain)].state
-            assert state is not None, "a place that is kept has one"
-            block = state.block
+            return next(iter(self._useless or self._others)), bool(self._useless)
+        state = self._nodes[self._places.least(self._clock(), self._gain)].state
+        assert state is not None, "a place that is kept has one"
+        return state.block, False
+
+    def evict(self) -> int:
+        """See `Order`."""
+        block, _ = self.least()
         self.remove(block)
         return block
 

@@ -111,8 +111,9 @@ async def test_a_kill_between_admission_and_flush_loses_nothing(
 
 @pytest.mark.exhaustive
 @pytest.mark.timeout(1200)
-@pytest.mark.parametrize("log_bytes", [1 << 20, 100])
+@pytest.mark.parametrize(("first", "log_bytes"), [(0, 1 << 20), (1, 100)])
 async def test_a_kill_at_any_line_loses_nothing(
-    store_server: EmbeddedStore, tmp_path: Path, log_bytes: int
+    store_server: EmbeddedStore, tmp_path: Path, first: int, log_bytes: int
 ) -> None:
-    assert await killed_at(count(), store_server.url, tmp_path, log_bytes) > 900
+    lines = count(first, 3)
+    assert await killed_at(lines, store_server.url, tmp_path, log_bytes) > 300

@@ -37,7 +37,10 @@ async def test_a_spent_soft_budget_is_told_in_a_header(world: World) -> None:
     assert WARNING not in first.headers
     usage = first.parse().usage
     assert usage is not None
-    assert await booked(world) == str(usage.prompt_tokens * 1000 + 4 * 5000)
+    assert usage.prompt_tokens_details is not None
+    written = usage.prompt_tokens_details.cache_write_tokens or 0
+    plain = usage.prompt_tokens - written
+    assert await booked(world) == str(plain * 1000 + written * 2000 + 4 * 5000)
     second = await ask(model=MODEL, messages=[message], max_tokens=4)  # type: ignore[list-item]
     assert second.headers[WARNING].startswith("the soft budget of 0.000001000 EUR for 20")
 

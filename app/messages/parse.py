@@ -1,0 +1,218 @@
+"""A body of the Messages API as a request to generate: what its fields mean together."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator
+
+import msgspec
+
+from app.request.cache_wish import CacheWish
+from app.request.constraint import Constraint, constraint_of
+from app.request.request import FieldNames, GenerationRequest, Item, Thought
+from app.request.template_options import TemplateOptions
+from app.wire.common import CacheControl, Effort, SamplingFields
+from app.wire.errors import invalid_request
+from app.wire.functions import FunctionCall, Message, Tools
+from app.wire.messages import (
+    CountBody,
+    MessagesBody,
+    RedactedBlock,
+    TextBlock,
+    ThinkingBlock,
+    ToolResultBlock,
+    ToolUseBlock,
+    Turn,
+    text_of,
+)
+from app.wire.prompt_cache import MOST_WRITTEN
+from app.wire.tools import NamedFunction, asked_tools
+from engine.api import Grammar
+
+_SAYS = {
+    "user": (TextBlock, ToolResultBlock),
+    "assistant": (TextBlock, ThinkingBlock, RedactedBlock, ToolUseBlock),
+    "system": (TextBlock,),
+}
+_SECONDS = {"5m": 300.0, "1h": 3600.0}
+
+
+def generation_request(body: CountBody) -> GenerationRequest:
+    """What a body asks for, or would. Raises `ApiError` naming a field that does not go with
+    others.
+    """
+    if body.messages[-1].role != "user":
+        message = "The last turn has to be the user's: answers cannot be begun for the model."
+        raise invalid_request(message, f"messages[{len(body.messages) - 1}]", "unsupported_value")
+    sampling, max_tokens = SamplingFields(), None
+    if isinstance(body, MessagesBody):
+        sampling, max_tokens = body.sampling, body.max_tokens
+    tools = _tools(body)
+    thinking = body.thinking
+    budget = None if thinking is None else thinking.budget_tokens
+    if budget is not None and max_tokens is not None and budget >= max_tokens:
+        message = "'thinking.budget_tokens' has to be less than 'max_tokens'."
+        raise invalid_request(message, "thinking.budget_tokens")
+    return GenerationRequest(
+        id=f"msg_{secrets.token_hex(12)}",
+        items=list(_Said(body).items()),
+        names=FieldNames("messages", "max_tokens", "tools[{}].input_schema"),
+        sampling=sampling,
+        model=body.model,
+        max_tokens=max_tokens,
+        constraint=constraint_of(sampling, _format(body), None, tools),
+        tools=tools,
+        template_options=TemplateOptions(_effort(body)),
+        reasoning_tokens=budget,
+        cache=CacheWish(lease_seconds=lease_seconds(body)),
+    )
+
+
+def lease_seconds(body: CountBody) -> float | None:
+    """For how long what lies before a body's breakpoints is to be kept: the longest of their times,
+    `None` where there are none. Raises `ApiError` for too many.
+    """
+    marks = list(_marks(body))
+    if len(marks) > MOST_WRITTEN:
+        message = f"There are {len(marks)} blocks with 'cache_control': {MOST_WRITTEN} at most."
+        raise invalid_request(message, "cache_control")
+    return max((_SECONDS[mark.ttl or "5m"] for mark in marks), default=None)
+
+
+def _marks(body: CountBody) -> Iterator[CacheControl]:
+    system = body.system if isinstance(body.system, list) else []
+    blocks = [*(body.tools or ()), *system, *(one for turn in body.messages for one in turn.blocks)]
+    for block in [*blocks, body]:
+        mark = getattr(block, "cache_control", None)
+        if mark is not None:
+            yield mark
+
+
+def _tools(body: CountBody) -> Tools:
+    tools, choice = body.tools or (), body.tool_choice
+    if choice is None:
+        return asked_tools(tools, None, None)
+    parallel = not choice.disable_parallel_tool_use
+    match choice.type:
+        case "tool":
+            named = NamedFunction(type="function", name=choice.name or "")
+            return asked_tools(tools, named, parallel)
+        case "any":
+            return asked_tools(tools, "required", parallel)
+        case "auto" | "none":
+            return asked_tools(tools, choice.type, parallel)
+
+
+def _format(body: CountBody) -> Constraint | None:
+    configured = body.output_config and body.output_config.format
+    if configured and body.output_format:
+        raise invalid_request("Give 'output_format' or 'output_config.format'.", "output_format")
+    asked = configured or body.output_format
+    if asked is None:
+        return None
+    source = msgspec.json.encode(asked.schema_).decode()
+    field = "output_config.format.schema" if configured else "output_format.schema"
+    return Constraint(Grammar(kind="json_schema", source=source), field)
+
+
+def _effort(body: CountBody) -> Effort:
+    """A model that can do without reasoning does, unless thinking is asked for."""
+    if body.thinking is None or body.thinking.type == "disabled":
+        return "none"
+    return (body.output_config and body.output_config.effort) or "medium"
+
+
+class _Said:
+    """What a body says, as items, with its breakpoints."""
+
+    def __init__(self, body: CountBody) -> None:
+        self._body = body
+        self._is_owed = False
+        """Whether a breakpoint lies at the beginning of the next message's content: behind what
+        templates write of tools and calls, wherever that is."""
+
+    def items(self) -> Iterator[Item]:
+        """Raises `ApiError` naming a block that its side cannot say."""
+        body = self._body
+        if body.system:
+            yield self._message("system", _texts(body.system))
+        self._is_owed = any(one.cache_control for one in body.tools or ())
+        said = list[Item]()
+        for number, turn in enumerate(body.messages):
+            for item in self._turn(turn, f"messages[{number}]"):
+                _say(said, item)
+        if body.cache_control is not None:
+            _mark(said[-1])
+        yield from said
+
+    def _turn(self, turn: Turn, param: str) -> Iterator[Item]:
+        _check_sides(turn, param)
+        blocks, uses = turn.blocks, [one for one in turn.blocks if isinstance(one, ToolUseBlock)]
+        for block in blocks:
+            if isinstance(block, ThinkingBlock):
+                yield Thought(block.thinking, None if block.thinking else block.signature or None)
+            elif isinstance(block, ToolResultBlock):
+                result = self._message("tool", [])
+                result["content"], result["call_id"] = block.text, block.tool_use_id
+                if block.cache_control is not None:
+                    _mark(result)
+                yield result
+        texts = [block for block in blocks if isinstance(block, TextBlock)]
+        if texts or turn.role == "assistant":
+            said = self._message(turn.role, texts)
+            if uses:
+                said["calls"] = list(map(_call, uses))
+            yield said
+        self._is_owed |= any(one.cache_control for one in uses)
+
+    def _message(self, role: str, texts: list[TextBlock]) -> Message:
+        said: Message = {"role": role, "content": text_of(texts)}
+        marks, length = [0] if self._is_owed else [], 0
+        for block in texts:
+            length += len(block.text)
+            if block.cache_control is not None:
+                marks.append(length)
+        self._is_owed = False
+        if marks:
+            said["breakpoints"] = marks
+        return said
+
+
+def _check_sides(turn: Turn, param: str) -> None:
+    """Raises `ApiError` naming a block that its side cannot say."""
+    for number, block in enumerate(turn.blocks):
+        if not isinstance(block, _SAYS[turn.role]):
+            message = f"No turn of the {turn.role}'s has blocks of type {block.type}."
+            raise invalid_request(message, f"{param}.content[{number}].type")
+
+
+def _call(block: ToolUseBlock) -> FunctionCall:
+    return FunctionCall(block.id, block.name, msgspec.json.encode(block.input).decode())
+
+
+def _texts(content: str | list[TextBlock]) -> list[TextBlock]:
+    if isinstance(content, str):
+        return [TextBlock.model_construct(type="text", text=content)]
+    return content
+
+
+def _say(said: list[Item], item: Item) -> None:
+    """Add an item; what one side says in several turns it says in one."""
+    last = said[-1] if said else None
+    if isinstance(item, dict) and isinstance(last, dict) and item["role"] == last["role"] != "tool":
+        length = len(last["content"])
+        marks = [*last.get("breakpoints", ()), *(length + at for at in item.get("breakpoints", ()))]
+        calls = [*last.get("calls", ()), *item.get("calls", ())]
+        last["content"] += item["content"]
+        if marks:
+            last["breakpoints"] = marks
+        if calls:
+            last["calls"] = calls
+    else:
+        said.append(item)
+
+
+def _mark(said: Item) -> None:
+    """Have a prefix end with a message."""
+    assert isinstance(said, dict), "a user's turn ends with a message"
+    said["breakpoints"] = [*said.get("breakpoints", ()), len(said["content"])]
