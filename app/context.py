@@ -31,7 +31,7 @@ from app.transport.bounds import Bounds
 from app.workers import Workers
 from engine.client import EngineClient
 from tenants.records import Principal
-from tenants.usage.prices import Prices
+from tenants.usage.prices import PriceList
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +47,7 @@ class Service:
     completions: StoredCompletions
     late_writes: LateWrites
     gate: Gate
-    prices: Prices
+    prices: PriceList
     template: ChatTemplate
     prompts: PromptBuilder
     registered: RegisteredPrompts

@@ -12,11 +12,23 @@ from typing import TYPE_CHECKING, Any, Final, Generic, ParamSpec, TypeVar, Union
 
 import msgspec
 
-from engine.api import BlockFate, ChainPage, EngineError, EngineInfo, EngineStats, Roll
+from engine.api import (
+    AdapterState,
+    BlockFate,
+    ChainPage,
+    EngineError,
+    EngineInfo,
+    EngineStats,
+    Roll,
+)
 
 if TYPE_CHECKING:
     from engine.client import EngineClient
     from engine.serve.core import EngineCore
+
+
+ADAPTERS_AT_ONCE: Final = 100
+"""That are asked about together: each is looked for in the pool, between two steps."""
 
 
 class Said(msgspec.Struct, frozen=True, tag=True):
@@ -53,6 +65,19 @@ class AskChains(Said, frozen=True):
 
     tenant: str
     before: int | None = None
+
+
+class AskAdapters(Said, frozen=True):
+    """Where the adapters of these names are, which only who knows their tenant's secret can name,
+    and what it was like to have them there; nothing of what no request has named.
+    """
+
+    names: Sequence[bytes]
+
+    def check(self, info: EngineInfo) -> None:  # noqa: ARG002 - all engines tell as many
+        """Raises `ValueError` for more of them than are told at once."""
+        if len(self.names) > ADAPTERS_AT_ONCE:
+            raise ValueError(f"names: there may be {ADAPTERS_AT_ONCE}, not {len(self.names)}")
 
 
 class AskWall(Said, frozen=True):
@@ -174,6 +199,11 @@ class Questions:
         AskChains,
         ChainPage,
         lambda core, said: core.scheduler.lifecycle.chains.page(said.tenant, said.before),
+    )
+    adapter_states = Question(
+        AskAdapters,
+        list[AdapterState | None],
+        lambda core, said: core.adapter_states(said.names),
     )
     wall = Question(AskWall, bytes, lambda core, said: core.wall.frame(said.watcher))
     roll = Question(AskRoll, Roll, lambda core, said: core.roll(said.cell))

@@ -264,6 +264,13 @@ class AdapterRecord(msgspec.Struct, frozen=True, kw_only=True):
     active: bool = False
     pinned: bool = False
 
+    def called_by(self, tenant_id: str) -> str:
+        """What a tenant's usage calls it: by its name, with its owner before that if it is another.
+
+        No name has a slash, and no owner.
+        """
+        return self.name if self.owner == tenant_id else f"{self.owner}/{self.name}"
+
 
 class PromptIndex(msgspec.Struct, frozen=True, kw_only=True):
     """The blocks of a prompt version, as one kind of engine hashes them.

@@ -13,6 +13,7 @@ from app.admin.lists import PageQuery, Query
 from app.admin.parameters import GroupId, TenantId
 from app.admin.route import Handler, operations
 from app.context import Service
+from tenants.records import ShareGroup, Tenant
 
 _MAX_VERSION = 10**15 - 1
 
@@ -82,9 +83,8 @@ def for_both_owners(
     return operation
 
 
-async def require_owner(service: Service, path: Mapping[str, str]) -> None:
-    """Raises `TenantNotFound` or `GroupNotFound`."""
+async def require_owner(service: Service, path: Mapping[str, str]) -> Tenant | ShareGroup:
+    """The owner's record. Raises `TenantNotFound` or `GroupNotFound`."""
     if "tenant" in path:
-        await service.stores.tenants.get_tenant(path["tenant"])
-    else:
-        await service.stores.groups.get(path["group"])
+        return await service.stores.tenants.get_tenant(path["tenant"])
+    return await service.stores.groups.get(path["group"])

@@ -19,7 +19,7 @@ from engine.assembly.process import ProcessEngine
 from engine.config import EngineConfig
 from engine.model.weights import ModelUnavailable, resolve_model
 from tenants.errors import InvalidField
-from tenants.usage.prices import FREE, Prices, prices_of, read_prices
+from tenants.usage.prices import NO_PRICES, PriceList, prices_of, read_prices
 
 if TYPE_CHECKING:
     from app.admin.oidc import People
@@ -100,10 +100,10 @@ def draft_folder(settings: Settings, progress: Progress) -> Path | None:
         raise ModelUnavailable(f"draft_model: {error}") from error
 
 
-def service_prices(settings: Settings, model_id: str) -> Prices:
+def service_prices(settings: Settings, model_id: str) -> PriceList:
     """What the served model's tokens cost. Raises `ValueError` that says what is wrong."""
     if settings.price_file is None:
-        return FREE
+        return NO_PRICES
     try:
         table = tomllib.loads(settings.price_file.read_text(), parse_float=Decimal)
         return prices_of(read_prices(table), model_id)

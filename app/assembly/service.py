@@ -57,7 +57,7 @@ from app.transport.origins import cors
 from app.transport.request_ids import RequestIds
 from app.workers import Workers
 from engine.client import EngineClient
-from tenants.usage.prices import FREE, Prices
+from tenants.usage.prices import NO_PRICES, PriceList
 
 if TYPE_CHECKING:
     from app.generation.tracing import Tracing
@@ -71,7 +71,7 @@ def create_app(
     bounds: Bounds,
     tool_format: ToolFormat = "auto",
     reasoning_format: ReasoningSetting = "auto",
-    prices: Prices = FREE,
+    prices: PriceList = NO_PRICES,
     webhook: Webhook | None = None,
     tracing: Tracing | None = None,
 ) -> Starlette:
@@ -102,7 +102,7 @@ def _assembled(
     bounds: Bounds,
     tool_format: ToolFormat,
     reasoning_format: ReasoningSetting,
-    prices: Prices,
+    prices: PriceList,
     tracing: Tracing | None,
 ) -> Service:
     """Every part with the parts that it works with."""

@@ -12,8 +12,9 @@ from typing import Final
 from app.generation.engine_request import ModelNames
 from app.prompt.sealing import PromptOrigin
 from app.wire.errors import invalid_request
-from engine.api import AdapterUse, EngineError
+from engine.api import AdapterState, AdapterUse, EngineError
 from engine.client import EngineClient
+from engine.questions import ADAPTERS_AT_ONCE
 from tenants.adapters.adapters import Adapters
 from tenants.errors import AdapterNotFound, StoreUnavailable
 from tenants.prompts.system_prompts import SystemPrompts
@@ -73,7 +74,7 @@ class NamedAdapters:
         key, group = principal.tenant.namespace_key, principal.group
         if group is not None and record.owner == group.owner:
             key = group.namespace_key
-        name = blake2b(record.digest, key=key, digest_size=32).digest()
+        name = _engines_name(key, record)
         self._known[name] = record
         self._known.move_to_end(name)
         while len(self._known) > _MOST_KNOWN:
@@ -84,15 +85,29 @@ class NamedAdapters:
             raise invalid_request(message, "model")
         return AdapterUse(name, start, _pin(record.owner, record.name) if record.pinned else None)
 
-    async def allow(self, principal: Principal, use: AdapterUse) -> None:
-        """Let a request go on that was begun with an adapter, perhaps elsewhere.
+    async def allow(self, principal: Principal, use: AdapterUse) -> AdapterRecord:
+        """Let a request go on that was begun with an adapter, perhaps elsewhere; returns which.
 
         Raises `ApiError` 404 where it is not there any more.
         """
         for record in await self.usable(principal):
             if self.use(principal, record, record.invocation).name == use.name:
-                return
+                return record
         raise self._names.unknown("the adapter that this response was begun with")
+
+    async def states(
+        self, namespace_key: bytes, records: Sequence[AdapterRecord]
+    ) -> list[AdapterState | None]:
+        """What the engine says of an owner's adapters; nothing of one that no request has named.
+
+        Raises `EngineUnavailable`.
+        """
+        found: list[AdapterState | None] = []
+        for start in range(0, len(records), ADAPTERS_AT_ONCE):
+            part = records[start : start + ADAPTERS_AT_ONCE]
+            names = [_engines_name(namespace_key, one) for one in part]
+            found += await self._engine.adapter_states(names)
+        return found
 
     async def files(self, name: bytes) -> AsyncIterator[bytes]:
         """See `engine.client.AdapterSource`."""
@@ -115,6 +130,11 @@ class NamedAdapters:
             task = asyncio.get_running_loop().create_task(self._engine.unpin(pin))
             self._unpinning.add(task)
             task.add_done_callback(self._unpinning.discard)
+
+
+def _engines_name(namespace_key: bytes, record: AdapterRecord) -> bytes:
+    """By which only its owner's requests have the engine find it."""
+    return blake2b(record.digest, key=namespace_key, digest_size=32).digest()
 
 
 def _pin(owner: str, name: str) -> str:

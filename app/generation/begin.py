@@ -20,7 +20,7 @@ from app.generation.comparison import Comparisons
 from app.generation.engine_request import Defaults, ModelNames, engine_request, renewed
 from app.generation.generation import Asked, Generation
 from app.limits.admission import Gate, Ticket
-from app.limits.booking import shared_head
+from app.limits.booking import Payable, shared_head
 from app.limits.connections import Connections
 from app.observe.metrics import Metrics
 from app.prompt.chat_template import ChatTemplate
@@ -124,11 +124,9 @@ class Generations:
         tickets = await self.gate.admit_all(principal, streams)
         async with _released_unless_begun(tickets):
             found = [await self._asked(principal, one, on_socket, info) for one in requests]
-            heads = [
-                shared_head(asked.request, principal.group, info.block_size) for asked, _ in found
-            ]
-            requested = [asked.request for asked, _ in found]
-            await self.gate.reserve(tickets, list(zip(requested, heads, strict=True)))
+            await self.gate.reserve(
+                tickets, [_payable(principal, asked, info) for asked, _ in found]
+            )
             return [
                 Ready(ticket, partial(self._generation, principal, asked, ticket, asked_at, named))
                 for ticket, (asked, named) in zip(tickets, found, strict=True)
@@ -160,7 +158,7 @@ class Generations:
             engine_kind=info.hash_extras,
             tools=request.tools,
             grammar_field=request.constraint.field if request.constraint else "tools",
-            adapter=None if adapter is None else adapter.name,
+            adapter=None if adapter is None else adapter.called_by(principal.tenant.id),
         )
         return asked, named
 
@@ -181,14 +179,15 @@ class Generations:
         asked_at = perf_counter()
         self.gate.check()
         info = self.engine.info
+        adapter = None
         if interrupted.request.adapter is not None:
-            await self.adapters.allow(principal, interrupted.request.adapter)
+            record = await self.adapters.allow(principal, interrupted.request.adapter)
+            adapter = record.called_by(principal.tenant.id)
         again = renewed(interrupted.request, principal, interrupted.prompt, info)
         (ticket,) = await self.gate.admit_all(principal, [again.num_lines])
         async with _released_unless_begun([ticket]):
-            asked = replace(interrupted, request=again)
-            head = shared_head(again, principal.group, info.block_size)
-            await ticket.reserve(again, head)
+            asked = replace(interrupted, request=again, adapter=adapter)
+            await ticket.reserve(_payable(principal, asked, info))
             return self._generation(principal, asked, ticket, asked_at)
 
     async def count(
@@ -323,6 +322,11 @@ class Generations:
     def _new_reader(self, tools: Tools) -> ToolParser | None:
         """What finds the calls in one answer; `None` where there can be none."""
         return self.template.tools.reader(tools) if tools.names else None
+
+
+def _payable(principal: Principal, asked: Asked, info: EngineInfo) -> Payable:
+    head = shared_head(asked.request, principal.group, info.block_size)
+    return Payable(asked.request, head, asked.adapter or "")
 
 
 @asynccontextmanager

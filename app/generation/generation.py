@@ -45,7 +45,7 @@ class Asked:
     request with `generated` tokens goes on behind them: `cached_tokens`, `cache_write_tokens` and
     `held` are then what an earlier generation of its only line was left with. `tools` may be called
     in it. `grammar_field` has asked for the request's grammar. `comparison` is with an earlier
-    response, where one was named. `adapter` is what the tenant calls the request's.
+    response, where one was named. `adapter` is what the tenant's usage calls the request's.
     """
 
     request: EngineRequest
@@ -290,11 +290,14 @@ class Generation:
         first = owes_prompt and not self._prompt_is_counted
         prompt, cached = (len(self.request.prompt), self.cached_tokens) if first else (0, 0)
         reason = self.outcome if self._deltas is None else None
-        self._metrics.traffic.count_answer(self.request.tenant, prompt, cached, output, reason)
+        traffic, tenant = self._metrics.traffic, self.request.tenant
+        traffic.count_answer(tenant, prompt, cached, output, reason)
+        if self.asked.adapter is not None:
+            traffic.count_adapter(tenant, self.asked.adapter, int(first), prompt, cached, output)
         if first:
             self._prompt_is_counted = True
             if origin := self.prompt.origin:
-                self._metrics.traffic.count_prompt(f"{origin.owner}/{origin.name}", prompt, cached)
+                traffic.count_prompt(f"{origin.owner}/{origin.name}", prompt, cached)
 
     async def _next_delta(self) -> TokenDelta | None:
         """The next delta, or `None` once the generation was ended from outside.

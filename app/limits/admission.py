@@ -15,7 +15,7 @@ from typing import Any
 
 from msgspec import structs
 
-from app.limits.booking import NOTHING, Bill, Booking, SharedHead, Used
+from app.limits.booking import NOTHING, Bill, Booking, Payable, Used
 from app.observe.metrics import Metrics
 from app.wire.errors import ApiError, duration, retry_headers, shutting_down
 from engine.api import EngineRequest
@@ -125,17 +125,15 @@ class Gate:
         self.tickets.update(tickets)
         return tickets
 
-    async def reserve(
-        self, tickets: Sequence[Ticket], asked: Sequence[tuple[EngineRequest, SharedHead | None]]
-    ) -> None:
+    async def reserve(self, tickets: Sequence[Ticket], asked: Sequence[Payable]) -> None:
         """Take what requests may use at most, all or none: prompts, and all sequences at their
-        longest; of each prompt the head is a share group's.
+        longest.
 
         One that goes on behind `generated` tokens takes the rest of the answer only: the others
         were paid for. Raises `ApiError` 429; the tickets are then settled, and the requests stay
         counted. Raises 503 where they were let in, but by now the time is up.
         """
-        most = [_most(request) for request, _ in asked]
+        most = [_most(one.request) for one in asked]
         admissions = [ticket.admission for ticket in tickets]
         try:
             admissions = await self._granted(
@@ -149,8 +147,8 @@ class Gate:
             for ticket in tickets:
                 ticket.leave()  # `_granted` gives back what is taken yet
             raise
-        for ticket, admission, one, (_, head) in zip(tickets, admissions, most, asked, strict=True):
-            ticket.begin(admission, *one, head)
+        for ticket, admission, tokens, one in zip(tickets, admissions, most, asked, strict=True):
+            ticket.begin(admission, *tokens, one)
         await self._reserve_money(tickets)
         if self._has_ended:
             raise shutting_down()
@@ -160,7 +158,7 @@ class Gate:
         holds = [ticket.hold for ticket in tickets if ticket.hold is not None]
         if not holds:
             return
-        prices = self._booking.prices
+        prices = self._booking.prices.model
         try:
             warning = await self._budgets.reserve(tickets[0].tenant, holds, prices)
         except LimitExceeded as exceeded:
@@ -246,7 +244,7 @@ class Ticket:
         """Where what it has had is noted, once it has its tokens."""
         self._gate = gate
         self._bill = Bill(
-            tenant_id=tenant.id, generation=tenant.generation, prices=gate._booking.prices
+            tenant_id=tenant.id, generation=tenant.generation, prices=gate._booking.prices.model
         )
         self._waits = waits
         self._began: float | None = None
@@ -260,22 +258,26 @@ class Ticket:
         headers = _quota_headers(self.admission.requests, self.admission.tokens)
         return headers if self.warning is None else headers | {WARNING_HEADER: self.warning}
 
-    async def reserve(self, request: EngineRequest, head: SharedHead | None = None) -> None:
-        """Take what one `request` may use at most, see `Gate.reserve`."""
-        await self._gate.reserve([self], [(request, head)])
+    async def reserve(self, asked: Payable) -> None:
+        """Take what one request may use at most, see `Gate.reserve`."""
+        await self._gate.reserve([self], [asked])
 
-    def begin(
-        self, admission: Admission, prompt: int, output: int, head: SharedHead | None
-    ) -> None:
+    def begin(self, admission: Admission, prompt: int, output: int, asked: Payable) -> None:
         """Its tokens are taken: its account begins, before its money is reserved. What is reserved
         then is released also if the process dies.
         """
         self.admission = admission
-        nanos = self._bill.prices.most(prompt, output)
+        prices = self._gate._booking.prices.of(self.tenant.id, asked.adapter)
+        nanos = prices.most(prompt, output)
         self.hold = self._gate._budgets.hold(self.tenant, admission.request_id, nanos)
         reservation = "" if self.hold is None else self.hold.name
         self._bill = structs.replace(
-            self._bill, reservation=reservation, prompt_tokens=prompt, head=head
+            self._bill,
+            prices=prices,
+            reservation=reservation,
+            prompt_tokens=prompt,
+            head=asked.head,
+            adapter=asked.adapter,
         )
         self._slot = self._gate._booking.begin(self._bill)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import msgspec
 
@@ -11,7 +12,7 @@ from tenants.records import ShareGroup
 from tenants.storage.commits import ANY
 from tenants.usage.journal import Slot
 from tenants.usage.meter import UsageMeter
-from tenants.usage.prices import FREE, Prices
+from tenants.usage.prices import NO_PRICES, PriceList, Prices
 
 
 class SharedHead(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
@@ -27,7 +28,8 @@ class Bill(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     """Who pays for a request, and what for each token: known before it runs, and kept with it.
 
     Of its `prompt_tokens` the `head` is a group's; there are none where it goes on behind tokens
-    that were generated before.
+    that were generated before. `adapter` is what the tenant's usage calls that of the request, if
+    it has one (`AdapterRecord.called_by`): the prices are those of its tokens then.
     """
 
     tenant_id: str
@@ -37,6 +39,17 @@ class Bill(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     """That of a budget, which its booking ends."""
     prompt_tokens: int = 0
     head: SharedHead | None = None
+    adapter: str = ""
+
+
+class Payable(NamedTuple):
+    """A request, whose prompt's head may be a share group's, and what its tenant's usage calls its
+    adapter: empty, without one.
+    """
+
+    request: EngineRequest
+    head: SharedHead | None = None
+    adapter: str = ""
 
 
 _decode = msgspec.msgpack.Decoder(Bill).decode
@@ -81,7 +94,7 @@ NOTHING = Used()
 class Booking:
     """Books in a meter, which hands it in, at the `prices` of the served model."""
 
-    def __init__(self, meter: UsageMeter, prices: Prices = FREE) -> None:
+    def __init__(self, meter: UsageMeter, prices: PriceList = NO_PRICES) -> None:
         self._meter = meter
         self.prices = prices
 
@@ -122,6 +135,8 @@ class Booking:
 
     def _book(self, bill: Bill, used: Used, stream_seconds: float) -> int:
         head, prices, computed = bill.head, bill.prices, used.prompt_tokens - used.cached_tokens
+        # No adapter acts on a head: others do not pay one's price for it.
+        of_head = self.prices.model if bill.adapter else prices
         written = min(computed, used.cache_write_tokens)
         is_told = used.output_tokens or used.cached_tokens or used.cache_write_tokens
         if head is not None and used.prompt_tokens and is_told:
@@ -131,7 +146,7 @@ class Booking:
                 head.group,
                 generation=head.generation,
                 computed_tokens=of_group,
-                cost_nanos=prices.prompt(of_group, 0, written_of_group),
+                cost_nanos=of_head.prompt(of_group, 0, written_of_group),
                 user=bill.tenant_id,
                 user_generation=bill.generation,
                 used_tokens=head.tokens,
@@ -150,6 +165,7 @@ class Booking:
             output_tokens=used.output_tokens,
             stream_seconds=stream_seconds,
             cost_nanos=cost,
+            adapter=bill.adapter,
         )
         return cost
 
@@ -158,7 +174,8 @@ class Booking:
 
         It costs what the whole does beyond what was booked of it: rounded once, however often.
         """
-        cost = self.prices.lease(until_now) - self.prices.lease(before)
+        prices = self.prices.model
+        cost = prices.lease(until_now) - prices.lease(before)
         add = self._meter.add_shared if owner.startswith("@") else self._meter.add
         seconds = until_now - before
         add(owner, generation=generation, lease_block_seconds=seconds, cost_nanos=cost)
@@ -166,7 +183,7 @@ class Booking:
     def warming(self, owner: str, generation: str, used: Used) -> None:
         """Book what warming a registered prompt of a tenant's or a group's has computed."""
         computed, written = used.prompt_tokens - used.cached_tokens, used.cache_write_tokens
-        cost = self.prices.prompt(computed, 0, written)
+        cost = self.prices.model.prompt(computed, 0, written)
         if owner.startswith("@"):
             self._meter.add_shared(
                 owner, generation=generation, computed_tokens=computed, cost_nanos=cost

@@ -20,7 +20,9 @@ class Metrics:
     """One service's own registry."""
 
     def __init__(self, most_tenants: int = 20) -> None:
-        """Up to `most_tenants` have series of their own, and as many registered prompts."""
+        """Up to `most_tenants` have series of their own, and as many registered prompts
+        and adapters.
+        """
         self.registry = CollectorRegistry()
         ProcessCollector(registry=self.registry)
         self.requests = self._counter(
@@ -58,8 +60,7 @@ class Metrics:
         self._tasks.set(len(asyncio.all_tasks()))
         if time.monotonic() - self._ranked_at >= _RANK_SECONDS:
             self._ranked_at = time.monotonic()
-            self.traffic.tenants.rank()
-            self.traffic.prompts.rank()
+            self.traffic.rank()
         encode, media_type = choose_encoder(accept)
         return encode(self.registry), media_type
 

@@ -114,13 +114,30 @@ class PromptSeries:
     cached: int = 0
 
 
+@dataclass(slots=True)
+class AdapterSeries:
+    """An adapter's in its tenant's requests."""
+
+    requests: int = 0
+    prompt_tokens: int = 0
+    prompt_tokens_cached: int = 0
+    generation_tokens: int = 0
+
+
 class Traffic(Collector):
-    """What tenants and registered prompts have asked for, and how they were served."""
+    """What tenants, registered prompts and adapters were asked for, and how they were served."""
 
     def __init__(self, most: int) -> None:
-        """Up to `most` of either have series of their own."""
+        """Up to `most` of each have series of their own."""
         self.tenants = Busiest(most, TenantSeries)
         self.prompts = Busiest(most, PromptSeries)
+        self.adapters = Busiest(most, AdapterSeries)
+        """By tenant, slash, and what the tenant's usage calls the adapter."""
+
+    def rank(self) -> None:
+        """See `Busiest.rank`."""
+        for busiest in (self.tenants, self.prompts, self.adapters):
+            busiest.rank()
 
     def count_answer(
         self, tenant: str, prompt: int, cached: int, output: int, reason: str | None
@@ -139,6 +156,17 @@ class Traffic(Collector):
         series.requests += 1
         series.tokens += tokens
         series.cached += cached
+
+    def count_adapter(
+        self, tenant: str, adapter: str, requests: int, prompt: int, cached: int, output: int
+    ) -> None:
+        """Account for more of a tenant's requests with an adapter, and for their tokens."""
+        is_other = tenant == adapter == OTHER
+        series = self.adapters.did(OTHER if is_other else f"{tenant}/{adapter}", prompt + output)
+        series.requests += requests
+        series.prompt_tokens += prompt
+        series.prompt_tokens_cached += cached
+        series.generation_tokens += output
 
     def collect(self) -> Iterator[Metric]:
         """See `prometheus_client.registry.Collector`."""
@@ -160,6 +188,7 @@ class Traffic(Collector):
             for prompt, of_prompt in self.prompts:
                 family.add_metric((prompt,), getattr(of_prompt, name))
             yield family
+        yield from self._of_adapters()
 
     def _histograms(self) -> Iterator[Metric]:
         for name, what in (
@@ -185,6 +214,19 @@ class Traffic(Collector):
             family = _counter(name, what, ("tenant",))
             for tenant, series in self.tenants:
                 family.add_metric((tenant,), series.tokens[name])
+            yield family
+
+    def _of_adapters(self) -> Iterator[Metric]:
+        for name, what in (
+            ("requests", "Requests with an adapter."),
+            ("prompt_tokens", "Tokens of their prompts."),
+            ("prompt_tokens_cached", "Of these, those that were found in the cache."),
+            ("generation_tokens", "Tokens of their answers."),
+        ):
+            family = _counter(f"adapter_{name}", what, ("tenant", "adapter"))
+            for key, series in self.adapters:
+                tenant, _, adapter = key.partition("/")
+                family.add_metric((tenant, adapter or tenant), getattr(series, name))
             yield family
 
 

@@ -88,8 +88,9 @@ async def _usage(rounds: int) -> dict[str, float]:
     noting, booking = [], []
     with TemporaryDirectory() as folder:
         meter = UsageMeter(cast("GuardedRedis", None), FileJournal(Path(folder)))  # never handed in
-        books = Booking(meter, Prices(currency="EUR", input=1, cached=1, written=1, output=1))
-        bill = Bill(tenant_id="acme", generation="1", prices=books.prices, prompt_tokens=500)
+        books = Booking(meter)
+        prices = Prices(currency="EUR", input=1, cached=1, written=1, output=1)
+        bill = Bill(tenant_id="acme", generation="1", prices=prices, prompt_tokens=500)
         used = Used(prompt_tokens=500, cached_tokens=400, output_tokens=_DELTAS_OF_ANSWER)
         requests = range(_DELTAS_PER_S // _DELTAS_OF_ANSWER)
         for _ in range(rounds):

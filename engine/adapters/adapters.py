@@ -11,16 +11,17 @@ from __future__ import annotations
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final, NamedTuple
 
+from engine.adapters.figures import AdapterFigures
 from engine.adapters.files import BadAdapter
-from engine.adapters.memory import AdapterMemory, Image, block_hash, read, write
-from engine.api import EngineRequest
-from engine.disk.memory import BlockMemory, Landing
+from engine.adapters.memory import AdapterMemory, Image, Loading, block_hash, read, write
+from engine.api import AdapterState, EngineRequest
+from engine.disk.memory import BlockMemory
 from engine.grammar.compiled import CompiledGrammar
 from engine.schedule.scheduler import Scheduler
 from engine.sequences.sequence import Sequence
@@ -54,19 +55,6 @@ class Refusal(NamedTuple):
 
 
 @dataclass(slots=True, eq=False)
-class _Loading:
-    """An adapter on its way into blocks."""
-
-    blocks: list[int]
-    """All of it, with a reference each."""
-    num_new: int
-    """That are written."""
-    landing: Landing
-    written: Future[None]
-    began_at: float = field(default_factory=time.monotonic)
-
-
-@dataclass(slots=True, eq=False)
 class _Adapter:
     """What is known of one that requests have asked for."""
 
@@ -81,7 +69,7 @@ class _Adapter:
     pieces: list[bytes] = field(default_factory=list)
     reading: Future[Image] | None = None
     image: Image | None = None
-    loading: _Loading | None = None
+    loading: Loading | None = None
     blocks: list[int] = field(default_factory=list)
     """Where the model computes with it, as long as they are found by its hashes."""
     hashes: list[bytes] = field(default_factory=list)
@@ -89,6 +77,7 @@ class _Adapter:
     """Blocks that are kept for it, with a reference each, until there are enough."""
     is_lacking: bool = False
     """Whether the scheduler has a request that could have begun with it."""
+    figures: AdapterFigures = field(default_factory=AdapterFigures)
 
     @property
     def is_idle(self) -> bool:
@@ -182,6 +171,14 @@ class Adapters:
         if one is not None and one.heard_at is not None:
             yield from self._refuse(one, why)
 
+    def states(self, names: Iterable[bytes]) -> list[AdapterState | None]:
+        """What is known of adapters of these names; nothing of those that nobody has asked for."""
+        return [None if one is None else self._state(one) for one in map(self._known.get, names)]
+
+    def _state(self, one: _Adapter) -> AdapterState:
+        is_there = one.name in self._placed and self._found(one) == one.blocks
+        return one.figures.state(on_device=is_there, in_host=one.image is not None)
+
     def forget_tenant(self, tenant: str) -> None:
         """Keep nothing of a tenant's that nobody waits for."""
         for name, one in list(self._known.items()):
@@ -245,6 +242,7 @@ class Adapters:
                 return
             count = -(-image.num_pages // self._pool.kinds[0].pages)
             one.hashes = [block_hash(one.name, number) for number in range(count)]
+            one.figures.fetched(image.num_pages * self._memory.page_bytes)
         if one.loading is not None:
             if one.loading.written.done():
                 yield from self._land(one, one.loading)
@@ -258,6 +256,7 @@ class Adapters:
         elif one.reading is None and one.heard_at is None:
             self.wanted.append(one.name)
             one.heard_at = time.monotonic()
+            one.figures.asked_at = one.heard_at
         elif one.heard_at is not None and time.monotonic() - one.heard_at > _PATIENCE_SECONDS:
             yield from self._refuse(one, "it does not come")
 
@@ -286,7 +285,7 @@ class Adapters:
         blocks = [next(taken) if block is None else block for block in found]
         landing = self._memory.landing(list(map(self._pool.pages_of, new)))
         written = self._writers.submit(one.tenant, partial(write, image, missing, landing))
-        one.loading = _Loading(blocks, len(new), landing, written)
+        one.loading = Loading(blocks, len(new), landing, written)
         self._tiers.loading += blocks
 
     def _gather(self, one: _Adapter, count: int) -> bool:
@@ -311,7 +310,7 @@ class Adapters:
             self._tiers.loading.remove(block)
         return gathered
 
-    def _land(self, one: _Adapter, loading: _Loading) -> Iterator[Arrival]:
+    def _land(self, one: _Adapter, loading: Loading) -> Iterator[Arrival]:
         """An adapter is in its blocks: who waits for it holds them, too."""
         one.loading = None
         loading.written.result()
@@ -323,7 +322,9 @@ class Adapters:
         assert one.image is not None
         one.blocks = loading.blocks
         if loading.num_new:
-            self._pool.join(one.blocks, self._worth(loading))
+            seconds = time.monotonic() - loading.began_at
+            one.figures.load_seconds = seconds
+            self._pool.join(one.blocks, self._worth(loading, seconds))
         pages = [page for block in one.blocks for page in self._pool.pages_of(block)]
         self._forget_evicted()
         self._placed[one.name] = one.hashes[0]
@@ -335,11 +336,11 @@ class Adapters:
         else:
             self._release(loading.blocks)
 
-    def _worth(self, loading: _Loading) -> float:
+    def _worth(self, loading: Loading, seconds: float) -> float:
         """Of a use, for a page: its seconds over those of computing as many tokens' keys."""
         computed = self._lifecycle.recovery.costs.token_seconds * self._lifecycle.block_size
         pages = loading.num_new * self._pool.kinds[0].pages / self._pool.block_pages
-        return (time.monotonic() - loading.began_at) / (pages * computed)
+        return seconds / (pages * computed)
 
     def _forget_evicted(self) -> None:
         """Nobody computes with what is not to be found."""
@@ -353,6 +354,7 @@ class Adapters:
         while one.waiting:
             _, (request, grammar) = one.waiting.popitem(last=False)
             self._pin(one, request)
+            one.figures.use()
             yield Arrival(request, grammar, one.hashes)
 
     def _pin(self, one: _Adapter, request: EngineRequest) -> None:

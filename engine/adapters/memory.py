@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Protocol
 
@@ -45,6 +48,19 @@ class AdapterMemory(Protocol):
     def forget(self, name: bytes) -> None:
         """There is no adapter of that name any more: no step that is still to come has it."""
         ...
+
+
+@dataclass(slots=True, eq=False)
+class Loading:
+    """An adapter on its way into blocks."""
+
+    blocks: list[int]
+    """All of it, with a reference each."""
+    num_new: int
+    """That are written."""
+    landing: Landing
+    written: Future[None]
+    began_at: float = field(default_factory=time.monotonic)
 
 
 def block_hash(name: bytes, number: int) -> bytes:

@@ -9,13 +9,14 @@ import logging
 import secrets
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from msgspec import structs
 
 from engine.adapters.adapters import Adapters
 from engine.adapters.memory import AdapterMemory
 from engine.api import (
+    AdapterState,
     EngineBroken,
     EngineInfo,
     EngineRequest,
@@ -196,6 +197,11 @@ class EngineCore:
     def lack_adapter(self, name: bytes, why: str) -> list[TokenDelta]:
         """An adapter that was wanted does not come. Returns the terminal deltas of what ends."""
         return self.arrivals.lack(name, why)
+
+    def adapter_states(self, names: Sequence[bytes]) -> list[AdapterState | None]:
+        """See `engine.questions.AskAdapters`."""
+        adapters = self.arrivals.adapters
+        return [None] * len(names) if adapters is None else adapters.states(names)
 
     def forget_tenant(self, tenant: str) -> None:
         """See `engine.questions.ForgetTenant`."""

@@ -15,7 +15,15 @@ from tenants.storage.connection import GuardedRedis
 from tenants.usage import usage
 from tenants.usage.journal import Journal, Slot
 from tenants.usage.ledger import Booked, Ledger, Record, Sealed, Taken
-from tenants.usage.usage import GROUP, USED_BY, DayUsage, Entry, adding
+from tenants.usage.usage import (
+    ADAPTER,
+    GROUP,
+    USED_BY,
+    AdapterUsage,
+    DayUsage,
+    Entry,
+    adding,
+)
 
 _log = logging.getLogger(__name__)
 FLUSH_SECONDS = 1.0
@@ -94,8 +102,11 @@ class UsageMeter:
         lease_block_seconds: int = 0,
         stream_seconds: float = 0.0,
         cost_nanos: int = 0,
+        adapter: str = "",
     ) -> None:
-        """Count what a tenant has used just now; see `DayUsage`."""
+        """Count what a tenant has used just now, perhaps with an adapter; see `DayUsage` and
+        `AdapterUsage`.
+        """
         used = {
             "requests": requests,
             "prompt_tokens": prompt_tokens,
@@ -107,6 +118,8 @@ class UsageMeter:
             "stream_milliseconds": round(stream_seconds * 1000),
             "cost_nanos": cost_nanos,
         }
+        if adapter:
+            used |= {f"{ADAPTER}{adapter}:{name}": amount for name, amount in used.items()}
         self._count(tenant_id, generation, used)
 
     def release(self, tenant_id: str, reservation: str, generation: str = ANY) -> None:
@@ -195,10 +208,15 @@ class UsageMeter:
 
         Raises `InvalidField` ("until"), `StoreUnavailable`.
         """
-        if until < since:
-            raise InvalidField("until", f"not before since, {since}")
+        _check_days(since, until)
         days = await usage.read_all(self._redis, tenant_id)
         return [day for day in days if since <= day.day <= until]
+
+    async def read_by_adapter(self, tenant_id: str, since: date, until: date) -> list[AdapterUsage]:
+        """What of those days a tenant's requests with adapters had. Raises what `read` does."""
+        _check_days(since, until)
+        parts = await usage.read_by_adapter(self._redis, tenant_id)
+        return [part for part in parts if since <= part.day <= until]
 
     async def generations(self, owners: list[str]) -> dict[str, str]:
         """Those of owners that are there and have one. Raises `StoreUnavailable`."""
@@ -227,3 +245,8 @@ class UsageMeter:
         refused = [batches[place] for place in places]
         self._note(Taken([one.number for one in refused]))
         return [one.entry.owner for one in refused]
+
+
+def _check_days(since: date, until: date) -> None:
+    if until < since:
+        raise InvalidField("until", f"not before since, {since}")

@@ -69,6 +69,8 @@ _SHARED = ("computed_tokens", "lease_block_seconds", "cost_nanos")
 """What of a group's usage its members are charged for."""
 GROUP = "group:"
 """A tenant's quantity `group:OWNER` says that it used a group's prompts."""
+ADAPTER = "adapter:"
+"""A tenant's quantity `adapter:ADAPTER:QUANTITY` is that part which its requests with one had."""
 
 # KEYS: meta, deleting, usage, batch, spending, presumed, generation. ARGV: the batch's number,
 # seconds to remember it for, the generation that is meant, how many reservations of a budget it
@@ -185,7 +187,27 @@ class DayUsage(msgspec.Struct, frozen=True, kw_only=True):
     cost_nanos: int = 0
 
 
-_COUNTED = frozenset(DayUsage.__struct_fields__) - {"day", "stream_seconds"}
+class AdapterUsage(msgspec.Struct, frozen=True, kw_only=True):
+    """The part of `DayUsage` that a tenant's requests with one `adapter` had on a day.
+
+    One of its share group's has the group's `owner` and a slash before its name.
+    """
+
+    day: date
+    adapter: str
+    requests: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    cache_write_tokens: int = 0
+    computed_tokens: int = 0
+    output_tokens: int = 0
+    stream_seconds: float = 0.0
+    cost_nanos: int = 0
+
+
+_NOT_COUNTED = frozenset({"day", "adapter", "stream_seconds"})
+_COUNTED = frozenset(DayUsage.__struct_fields__) - _NOT_COUNTED
+_COUNTED_OF_ADAPTERS = frozenset(AdapterUsage.__struct_fields__) - _NOT_COUNTED
 
 
 async def read_all(redis: GuardedRedis, tenant_id: str) -> list[DayUsage]:
@@ -201,6 +223,25 @@ async def read_all(redis: GuardedRedis, tenant_id: str) -> list[DayUsage]:
             **{name: used[name] for name in _COUNTED},
         )
         for day, used in sorted(days.items())
+    ]
+
+
+async def read_by_adapter(redis: GuardedRedis, tenant_id: str) -> list[AdapterUsage]:
+    """All that a tenant used with adapters, by day and adapter. Raises `StoreUnavailable`."""
+    parts: dict[tuple[str, str], Counter[str]] = {}
+    for day, used in (await _read_days(redis, tenant_id)).items():
+        for name, amount in used.items():
+            if name.startswith(ADAPTER):
+                adapter, _, quantity = name.removeprefix(ADAPTER).partition(":")
+                parts.setdefault((day, adapter), Counter())[quantity] = amount
+    return [
+        AdapterUsage(
+            day=date.fromisoformat(day),
+            adapter=adapter,
+            stream_seconds=used["stream_milliseconds"] / 1000,
+            **{name: used[name] for name in _COUNTED_OF_ADAPTERS},
+        )
+        for (day, adapter), used in sorted(parts.items(), key=lambda part: part[0])
     ]
 
 

@@ -37,7 +37,7 @@ from tenants.records import SystemPrompt, Tenant, TenantLimits
 from tenants.storage.connection import GuardedRedis, open_redis
 from tenants.storage.embedded import EmbeddedStore
 from tenants.store import CACHE_SECONDS, FLUSH_GRACE_SECONDS, TenantStore
-from tenants.usage.prices import FREE, Prices
+from tenants.usage.prices import NO_PRICES, PriceList
 from tenants.usage.usage import DayUsage
 from tests.app.scripted_engine import ScriptedEngine
 
@@ -233,7 +233,7 @@ async def living(
     redis_url: str,
     cache_seconds: float = CACHE_SECONDS,
     flush_grace_seconds: float = FLUSH_GRACE_SECONDS,
-    prices: Prices = FREE,
+    prices: PriceList = NO_PRICES,
     webhook: Webhook | None = None,
     tracing: Tracing | None = None,
 ) -> AsyncIterator[World]:
@@ -269,8 +269,8 @@ async def living(
 
 
 @pytest.fixture
-def prices() -> Prices:
-    return FREE
+def prices() -> PriceList:
+    return NO_PRICES
 
 
 @pytest.fixture
@@ -288,7 +288,7 @@ async def world(
     engine: ScriptedEngine,
     limits: Bounds,
     store_server: EmbeddedStore,
-    prices: Prices,
+    prices: PriceList,
     webhook: Webhook | None,
     tracing: Tracing | None,
 ) -> AsyncIterator[World]:

@@ -10,6 +10,7 @@ from msgspec import structs
 from transformers import PreTrainedTokenizerBase
 
 from engine.api import (
+    AdapterState,
     BlockFate,
     ChainPage,
     EngineError,
@@ -145,6 +146,26 @@ class ScriptedEngine:
         if self.down:
             raise EngineUnavailable("down")
         return ChainPage(chains=[])
+
+    async def adapter_states(self, names: Sequence[bytes]) -> list[AdapterState | None]:
+        if self.down:
+            raise EngineUnavailable("down")
+        return [self.adapter_state(name) for name in names]
+
+    def adapter_state(self, name: bytes) -> AdapterState | None:
+        """As if all adapters that requests have named were still on the device."""
+        uses = sum(one.adapter is not None and one.adapter.name == name for one in self.requests)
+        if not uses:
+            return None
+        return AdapterState(
+            on_device=True,
+            in_host=False,
+            num_bytes=4096,
+            uses=uses,
+            idle_seconds=0.0,
+            fetch_seconds=0.25,
+            load_seconds=0.002,
+        )
 
     async def wall(self, watcher: str, replica: int = 0) -> bytes:
         raise EngineUnavailable(f"no blocks to show {watcher} of {replica}")

@@ -49,6 +49,7 @@ def told_metrics() -> Metrics:
     metrics.fleet.observe(FLEET)
     metrics.traffic.count_answer("acme", 5, 2, 3, "stop")
     metrics.traffic.count_prompt("acme/law", 5, 2)
+    metrics.traffic.count_adapter("acme", "support", 1, 5, 2, 3)
     metrics.count_refused("responses", 400)
     metrics.limited.labels("requests").inc()
     metrics.loop_failures.labels("warming").inc()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import subprocess
 import sys
@@ -94,6 +95,7 @@ async def test_a_tenants_adapter_says_what_peft_says_through_the_engines_death(
         "temperature": 0,
         "max_tokens": TOKENS,
     }
+    lengths = []
     for client, name, expected in (
         (poets, f"{MODEL}:rhyme", rhymed),
         (poets, MODEL, plain),
@@ -101,6 +103,8 @@ async def test_a_tenants_adapter_says_what_peft_says_through_the_engines_death(
     ):
         answer = await client.chat.completions.create(model=name, **options)
         assert answer.choices[0].message.content == expected
+        assert answer.usage is not None
+        lengths.append(answer.usage.completion_tokens)
     with pytest.raises(NotFoundError):
         await others.chat.completions.create(model=f"{MODEL}:rhyme", **options)
     stream = await poets.chat.completions.create(model=f"{MODEL}:rhyme", stream=True, **options)
@@ -111,3 +115,17 @@ async def test_a_tenants_adapter_says_what_peft_says_through_the_engines_death(
             is_killed = True
             engine_process(service).kill()
     assert text == rhymed
+    async with service.operator() as operator:
+        told = (await operator.get("/admin/tenants/poets/adapters/rhyme")).json()["engine"]
+        assert (told["where"], told["uses"]) == (["device", "host"], 1)
+        assert told["bytes"] > (trained / "adapter_model.safetensors").stat().st_size / 2
+        assert told["fetch_seconds"] > 0 < told["load_seconds"]
+        for _ in range(100):
+            used = (await operator.get("/admin/tenants/poets/usage/adapters")).json()["usage"]
+            if used and used[0]["requests"] == 2:
+                break
+            await asyncio.sleep(0.1)
+        (day,) = used
+        assert (day["adapter"], day["output_tokens"]) == ("rhyme", 2 * lengths[0])
+        others_used = (await operator.get("/admin/tenants/others/usage/adapters")).json()
+        assert others_used["usage"] == []

@@ -8,6 +8,7 @@ from engine.api import EngineError
 from engine.questions import (
     ORDERS,
     QUESTIONS,
+    AskAdapters,
     AskChains,
     AskFates,
     AskRoll,
@@ -28,6 +29,7 @@ SAID: list[Said] = [
     AskStats(),
     AskFates([b"hash"]),
     AskChains("acme", 3),
+    AskAdapters([b"name"]),
     AskWall("watcher", 1),
     AskRoll(1, 7),
     Unwatch("watcher"),

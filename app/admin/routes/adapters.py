@@ -5,13 +5,15 @@ Both are served by the same handlers, as system prompts are.
 
 from __future__ import annotations
 
+import time
+from collections.abc import Sequence
 from http import HTTPStatus
-from typing import Annotated
+from typing import Annotated, Any, Literal, Self
 
 from fastapi import Request
 from pydantic import Field
 
-from app.admin.documents import AdapterDocument, Document, PromptName
+from app.admin.documents import AdapterDocument, Document, Moment, PromptName
 from app.admin.lists import Next, PageQuery, Query, page
 from app.admin.owners import (
     Activation,
@@ -25,8 +27,11 @@ from app.admin.owners import (
 from app.admin.parameters import AdapterInPath, Asking, Coming, InBody, InQuery, Served
 from app.admin.route import StreamedRoute
 from app.admin.uploads import BODY, sent_files
+from app.context import Service
 from engine.adapters.files import AdapterCheck
+from engine.api import AdapterState, EngineUnavailable
 from tenants.errors import AdapterNotFound
+from tenants.records import AdapterRecord, ShareGroup, Tenant
 
 ROUTERS = routers("adapters", "Adapters", "Group adapters")
 _operation = for_both_owners(ROUTERS)
@@ -44,17 +49,58 @@ class AdapterQuery(PageQuery):
     after: Annotated[PromptName | None, Field(description="Those behind this name.")] = None
 
 
+class AdapterInEngine(Document):
+    """What the engine says of a version, since its start."""
+
+    where: list[Literal["device", "host"]] = Field(
+        description="On the device, requests with it need not wait; from the host's memory it is "
+        "loaded in a moment. Nowhere: it comes from the store when it is used."
+    )
+    bytes: int = Field(description="What it takes in either; 0 until it was read.")
+    uses: int = Field(description="Requests that have begun with it.")
+    used_at: Moment | None = Field(description="When the last one did.")
+    fetch_seconds: float | None = Field(
+        description="What it took to bring and read it from the store, the last time."
+    )
+    load_seconds: float | None = Field(
+        description="What it took to bring it from the host to the device, the last time."
+    )
+
+    @classmethod
+    def of(cls, record: AdapterState | None, **own: Any) -> Self:
+        """See `Document`; of what the engine does not know."""
+        if record is None:
+            unknown = dict.fromkeys(("used_at", "fetch_seconds", "load_seconds"))
+            return cls(where=[], bytes=0, uses=0, **unknown)
+        places: list[tuple[Literal["device", "host"], bool]]
+        places = [("device", record.on_device), ("host", record.in_host)]
+        idle = record.idle_seconds
+        return super().of(
+            record,
+            where=[name for name, is_there in places if is_there],
+            bytes=record.num_bytes,
+            used_at=None if idle is None else time.time() - idle,
+            **own,
+        )
+
+
+class ServedAdapter(AdapterDocument):
+    """A version of an adapter, and what the engine of this replica says of it."""
+
+    engine: AdapterInEngine | None = Field(description="Null while the engine does not answer.")
+
+
 class AdapterList(Document):
     """Adapters by name, each in its active version."""
 
-    adapters: list[AdapterDocument]
+    adapters: list[ServedAdapter]
     next: Next
 
 
 class AdapterVersionList(Document):
     """The versions of an adapter, the newest first."""
 
-    versions: list[AdapterDocument]
+    versions: list[ServedAdapter]
     next: Next
 
 
@@ -63,10 +109,10 @@ async def list_adapters(
     owner: Owner, query: InQuery[AdapterQuery], service: Served, request: Request
 ) -> AdapterList:
     """List adapters."""
-    await require_owner(service, request.path_params)
+    whose = await require_owner(service, request.path_params)
     found = await service.stores.adapters.list(owner, query.after, query.limit + 1)
     adapters, after = page(found, query.limit, lambda adapter: adapter.name)
-    return AdapterList(adapters=list(map(AdapterDocument.of, adapters)), next=after)
+    return AdapterList(adapters=await _served(service, whose, adapters), next=after)
 
 
 @_operation("PUT", "/{name}", route_class_override=StreamedRoute, openapi_extra=BODY)
@@ -94,23 +140,34 @@ async def put_adapter(
 
 @_operation("GET", "/{name}")
 async def show_adapter(
-    owner: Owner, name: AdapterInPath, query: InQuery[VersionQuery], service: Served
-) -> AdapterDocument:
+    owner: Owner,
+    name: AdapterInPath,
+    query: InQuery[VersionQuery],
+    service: Served,
+    request: Request,
+) -> ServedAdapter:
     """Show an adapter."""
     adapter = await service.stores.adapters.get(owner, name, query.version)
     if adapter is None:
         raise AdapterNotFound(name, query.version)
-    return AdapterDocument.of(adapter)
+    whose = await require_owner(service, request.path_params)
+    (shown,) = await _served(service, whose, [adapter])
+    return shown
 
 
 @_operation("GET", "/{name}/versions")
 async def list_adapter_versions(
-    owner: Owner, name: AdapterInPath, query: InQuery[VersionsQuery], service: Served
+    owner: Owner,
+    name: AdapterInPath,
+    query: InQuery[VersionsQuery],
+    service: Served,
+    request: Request,
 ) -> AdapterVersionList:
     """List the versions of an adapter."""
     found = await service.stores.adapters.versions(owner, name, query.after, query.limit + 1)
     versions, after = page(found, query.limit, lambda adapter: adapter.version)
-    return AdapterVersionList(versions=list(map(AdapterDocument.of, versions)), next=after)
+    whose = await require_owner(service, request.path_params)
+    return AdapterVersionList(versions=await _served(service, whose, versions), next=after)
 
 
 @_operation("POST", "/{name}/activate")
@@ -156,3 +213,17 @@ async def unpin_adapter(
 async def delete_adapter(owner: Owner, name: AdapterInPath, service: Served, by: Asking) -> None:
     """Delete an adapter in all its versions."""
     await service.stores.adapters.delete(owner, name, actor=by.name)
+
+
+async def _served(
+    service: Service, whose: Tenant | ShareGroup, adapters: Sequence[AdapterRecord]
+) -> list[ServedAdapter]:
+    """They, with what the engine says of them, if it answers."""
+    told: Sequence[AdapterInEngine | None]
+    try:
+        states = await service.adapters.states(whose.namespace_key, adapters)
+        told = list(map(AdapterInEngine.of, states))
+    except EngineUnavailable:
+        told = [None] * len(adapters)
+    both = zip(adapters, told, strict=True)
+    return [ServedAdapter.of(adapter, engine=state) for adapter, state in both]

@@ -146,7 +146,7 @@ async def _check(service: Service, old: Tenant, new: Tenant) -> None:
     for name in ("soft_budget_micros", "hard_budget_micros"):
         budget = getattr(new.limits, name)
         is_new = budget is not None and budget != getattr(old.limits, name)
-        if is_new and not service.prices.are_set:
+        if is_new and not service.prices.model.are_set:
             detail = "a budget needs prices, and this replica has no price file"
             raise clash(Complaint(field=f"limits.{name}", detail=detail))
     if _claim(new) <= _claim(old):

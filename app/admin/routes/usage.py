@@ -1,25 +1,30 @@
-"""`/admin/tenants/{tenant}/usage`: what a tenant used, by day, as JSON or CSV; `/admin/prices`."""
+"""`/admin/tenants/{tenant}/usage`: what a tenant used, by day, as JSON or CSV; also by adapter.
+
+And `/admin/prices`.
+"""
 
 from __future__ import annotations
 
 import re
 from datetime import date
 from http import HTTPStatus
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from fastapi import Request, Response
 from pydantic import BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 
-from app.admin.documents import Document, UsageDay, usage_csv
+from app.admin.documents import AdapterUsageDay, Document, UsageDay, usage_csv
 from app.admin.lists import Query
 from app.admin.parameters import InQuery, Served, TenantId
 from app.admin.route import operations
-from tenants.usage.prices import TOKENS_PRICED, shown
+from app.context import Service
+from tenants.usage.prices import TOKENS_PRICED, Prices, shown
 
 router = operations("Usage")
 
 _CSV = "text/csv"
+_IN_CSV: Any = {HTTPStatus.OK: {"content": {_CSV: {"schema": {"type": "string"}}}}}
 
 
 def _iso_date(text: str) -> str:
@@ -50,7 +55,27 @@ class Usage(Document):
     usage: list[UsageDay]
 
 
-class PricesDocument(Document):
+class UsageByAdapter(Document):
+    """What a tenant used with adapters: a line for each day and adapter.
+
+    What its requests without any used is the rest of its usage.
+    """
+
+    tenant: str
+    currency: str | None = Field(description="Of `cost`; null without prices.")
+    usage: list[AdapterUsageDay]
+
+
+class TokenPrices(Document):
+    """Those of tokens, in units of the currency."""
+
+    input: str = Field(description="A million prompt tokens that are computed and not written.")
+    cached: str = Field(description="A million that are found in the cache.")
+    written: str = Field(description="A million that are computed and left in the cache.")
+    output: str = Field(description="A million output tokens.")
+
+
+class PricesDocument(TokenPrices):
     """What the model that this replica serves costs, in units of the currency.
 
     All are zero, and the currency null, without a price file.
@@ -58,18 +83,14 @@ class PricesDocument(Document):
 
     model: str
     currency: str | None
-    input: str = Field(description="A million prompt tokens that are computed and not written.")
-    cached: str = Field(description="A million that are found in the cache.")
-    written: str = Field(description="A million that are computed and left in the cache.")
-    output: str = Field(description="A million output tokens.")
     block_hours: str = Field(description="A million KV blocks, leased for an hour.")
+    adapters: dict[str, TokenPrices] = Field(
+        description="Those of requests with an adapter, by its owner and name (OWNER/NAME); '*' is "
+        "any other one."
+    )
 
 
-@router.get(
-    "/tenants/{tenant}/usage",
-    response_model=Usage,
-    responses={HTTPStatus.OK: {"content": {_CSV: {"schema": {"type": "string"}}}}},
-)
+@router.get("/tenants/{tenant}/usage", response_model=Usage, responses=_IN_CSV)
 async def show_usage(
     tenant: TenantId, query: InQuery[UsageQuery], service: Served, request: Request
 ) -> Usage | Response:
@@ -77,10 +98,23 @@ async def show_usage(
     await service.stores.tenants.get_tenant(tenant)
     used = await service.stores.usage.read(tenant, query.since or date.min, query.until or date.max)
     days = [UsageDay.of(day) for day in used]
-    if query.format == "csv" or (query.format is None and _prefers_csv(request)):
-        name = f'attachment; filename="{tenant}-usage.csv"'
-        return Response(usage_csv(days), headers={"content-disposition": name}, media_type=_CSV)
-    return Usage(tenant=tenant, currency=service.prices.currency or None, usage=days)
+    if _is_csv(query, request):
+        return _file(f"{tenant}-usage", usage_csv(UsageDay, days))
+    return Usage(tenant=tenant, currency=_currency(service), usage=days)
+
+
+@router.get("/tenants/{tenant}/usage/adapters", response_model=UsageByAdapter, responses=_IN_CSV)
+async def show_usage_by_adapter(
+    tenant: TenantId, query: InQuery[UsageQuery], service: Served, request: Request
+) -> UsageByAdapter | Response:
+    """Show what a tenant used with its adapters, and its share group's, by day."""
+    await service.stores.tenants.get_tenant(tenant)
+    since, until = query.since or date.min, query.until or date.max
+    used = await service.stores.usage.read_by_adapter(tenant, since, until)
+    days = [AdapterUsageDay.of(one) for one in used]
+    if _is_csv(query, request):
+        return _file(f"{tenant}-usage-by-adapter", usage_csv(AdapterUsageDay, days))
+    return UsageByAdapter(tenant=tenant, currency=_currency(service), usage=days)
 
 
 @router.get("/prices")
@@ -89,13 +123,29 @@ async def show_prices(service: Served) -> PricesDocument:
     prices = service.prices
     return PricesDocument(
         model=service.names.model_id,
-        currency=prices.currency or None,
-        input=shown(prices.input * TOKENS_PRICED),
-        cached=shown(prices.cached * TOKENS_PRICED),
-        written=shown(prices.written * TOKENS_PRICED),
-        output=shown(prices.output * TOKENS_PRICED),
-        block_hours=shown(prices.block_hour * TOKENS_PRICED),
+        currency=_currency(service),
+        block_hours=shown(prices.model.block_hour * TOKENS_PRICED),
+        adapters={name: TokenPrices(**_of_tokens(own)) for name, own in prices.adapters.items()},
+        **_of_tokens(prices.model),
     )
+
+
+def _of_tokens(prices: Prices) -> dict[str, str]:
+    names = TokenPrices.model_fields
+    return {name: shown(getattr(prices, name) * TOKENS_PRICED) for name in names}
+
+
+def _currency(service: Service) -> str | None:
+    return service.prices.model.currency or None
+
+
+def _file(name: str, content: str) -> Response:
+    disposition = {"content-disposition": f'attachment; filename="{name}.csv"'}
+    return Response(content, headers=disposition, media_type=_CSV)
+
+
+def _is_csv(query: UsageQuery, request: Request) -> bool:
+    return query.format == "csv" or (query.format is None and _prefers_csv(request))
 
 
 def _prefers_csv(request: Request) -> bool:

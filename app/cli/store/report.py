@@ -23,26 +23,41 @@ def usage(
     until: Annotated[
         datetime | None, typer.Option(formats=_DAY, metavar="YYYY-MM-DD", help="Last day, in UTC.")
     ] = None,
+    by_adapter: Annotated[
+        bool, typer.Option("--by-adapter", help="What it used with each adapter.")
+    ] = False,
     as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV.")] = False,
     as_json: AsJson = False,
     **given: Any,
 ) -> None:
     """Show what a tenant used, by day."""
-    from app.admin.documents import UsageDay, usage_csv
+    from app.admin.documents import AdapterUsageDay, UsageDay, usage_csv
     from app.stores import Stores
 
-    async def work(stores: Stores) -> list[UsageDay]:
-        await stores.tenants.get_tenant(tenant)
-        first = date.min if since is None else since.date()
-        last = date.max if until is None else until.date()
-        return [UsageDay.of(day) for day in await stores.usage.read(tenant, first, last)]
+    first = date.min if since is None else since.date()
+    last = date.max if until is None else until.date()
 
-    days = with_stores(given, work)
-    documents = [day.model_dump(mode="json") for day in days]
-    if as_csv:
-        print(usage_csv(days), end="")
+    async def by_day(stores: Stores) -> list[UsageDay]:
+        await stores.tenants.get_tenant(tenant)
+        return list(map(UsageDay.of, await stores.usage.read(tenant, first, last)))
+
+    async def by_day_and_adapter(stores: Stores) -> list[AdapterUsageDay]:
+        await stores.tenants.get_tenant(tenant)
+        used = await stores.usage.read_by_adapter(tenant, first, last)
+        return list(map(AdapterUsageDay.of, used))
+
+    if by_adapter:
+        parts = with_stores(given, by_day_and_adapter)
+        csv, empty = usage_csv(AdapterUsageDay, parts), f"tenant {tenant} has used no adapter"
+        documents = [part.model_dump(mode="json") for part in parts]
     else:
-        show_rows(documents, f"tenant {tenant} has used nothing", as_json)
+        days = with_stores(given, by_day)
+        csv, empty = usage_csv(UsageDay, days), f"tenant {tenant} has used nothing"
+        documents = [day.model_dump(mode="json") for day in days]
+    if as_csv:
+        print(csv, end="")
+    else:
+        show_rows(documents, empty, as_json)
 
 
 @settings_command(STORE_FIELDS)

@@ -14,7 +14,7 @@ from app.cluster.door.fleet import Fleet, Replica, Run
 from app.cluster.door.hot_prompts import Heads
 from app.cluster.door.membership import watch_replicas
 from app.cluster.door.ray_head import HeadWatch
-from app.cluster.door.sums import Counts, best_fates, sum_of
+from app.cluster.door.sums import Counts, adapters_of_all, best_fates, sum_of
 from app.cluster.rollout import join
 from engine.api import (
     ChainPage,
@@ -29,6 +29,7 @@ from engine.blocks.hashing import block_hashes, extras_for
 from engine.client import EngineClient, FleetFigures
 from engine.questions import (
     AnswerT,
+    AskAdapters,
     AskChains,
     AskFates,
     AskRoll,
@@ -185,6 +186,9 @@ class ClusterEngine(EngineClient):
             case AskFates():
                 answers: Any = await self._ask_all(question, argument)
                 said = best_fates(list(answers.values()))
+            case AskAdapters():
+                states: Any = await self._ask_all(question, argument)
+                said = adapters_of_all(list(states.values()))
             case AskChains():
                 said = await self._chains(question, argument)
             case _:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,7 +11,7 @@ from typing import Final, TypeVar
 
 import msgspec
 
-from engine.api import COUNTERS, BlockFate, EngineStats, ReusePoint, TenantStats
+from engine.api import COUNTERS, AdapterState, BlockFate, EngineStats, ReusePoint, TenantStats
 
 _ORDER: Final = ("present", "evicted", "unknown")
 
@@ -68,6 +69,28 @@ def best_fates(answers: Sequence[Sequence[BlockFate]]) -> list[BlockFate]:
         min(fates, key=lambda fate: (_ORDER.index(fate.state), fate.seconds_ago))
         for fates in zip(*answers, strict=True)
     ]
+
+
+def adapters_of_all(
+    answers: Sequence[Sequence[AdapterState | None]],
+) -> list[AdapterState | None]:
+    """Of each adapter, what all replicas say: it is where it is for any of them, and came there as
+    where it was used last.
+    """
+    return [_adapter([one for one in said if one]) for said in zip(*answers, strict=True)]
+
+
+def _adapter(said: Sequence[AdapterState]) -> AdapterState | None:
+    if not said:
+        return None
+    last = min(said, key=lambda one: math.inf if one.idle_seconds is None else one.idle_seconds)
+    return msgspec.structs.replace(
+        last,
+        on_device=any(one.on_device for one in said),
+        in_host=any(one.in_host for one in said),
+        num_bytes=max(one.num_bytes for one in said),
+        uses=sum(one.uses for one in said),
+    )
 
 
 def _added(one: EngineStats, other: EngineStats) -> EngineStats:

@@ -6,7 +6,8 @@ import asyncio
 import dataclasses
 import json
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,12 @@ import httpx
 import pytest
 
 from app.transport import large_bodies
+from engine.api import AdapterState
+from engine.questions import ADAPTERS_AT_ONCE
 from tests.app.adapter_files import LINEARS, config_of, weights_of
 from tests.app.admin.problem import fields, problem
-from tests.app.conftest import World
+from tests.app.conftest import MODEL, World
+from tests.tenants.adapters.putting import put as kept
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 
@@ -31,6 +35,16 @@ async def owner(request: pytest.FixtureRequest, admin: httpx.AsyncClient) -> str
     """Whose adapters: all that holds for a tenant's holds for a group's."""
     await admin.post("/groups", json={"id": "law"})
     return str(request.param)
+
+
+UNUSED = {
+    "where": [],
+    "bytes": 0,
+    "uses": 0,
+    "used_at": None,
+    "fetch_seconds": None,
+    "load_seconds": None,
+}
 
 
 def form(weights: bytes, config: bytes | None = None) -> dict[str, Any]:
@@ -68,8 +82,9 @@ async def test_an_adapter_is_kept_shown_and_deleted(
         "created_at": made["created_at"],
     }
     url = f"{owner}/adapters/rhyme"
-    assert (await admin.get(url)).json() == made
-    assert (await admin.get(f"{owner}/adapters")).json() == {"adapters": [made], "next": None}
+    shown = made | {"engine": UNUSED}
+    assert (await admin.get(url)).json() == shown
+    assert (await admin.get(f"{owner}/adapters")).json() == {"adapters": [shown], "next": None}
     kept = await world.stores.adapters.get(owner.replace("/groups/", "@").split("/")[-1], "rhyme")
     assert kept is not None
     assert await world.stores.adapters.read_config(kept) == config_of()
@@ -99,6 +114,61 @@ async def test_versions_are_activated_pinned_and_listed(
     assert ([one["version"] for one in page["versions"]], page["next"]) == ([2], "2")
     page = (await admin.get(f"{url}/versions", params={"after": 2})).json()
     assert ([one["version"] for one in page["versions"]], page["next"]) == ([1], None)
+
+
+async def test_what_the_engine_says_of_an_adapter_is_told_of_its_owners_alone(
+    admin: httpx.AsyncClient, owner: str, world: World
+) -> None:
+    await admin.patch("/tenants/acme", json={"share_group": "law"})
+    first = await put(admin, owner)
+    await put(admin, owner, 0.25, activate="false")
+    await put(admin, "/tenants/umbra")  # the same files
+    for _ in range(2):
+        await world.client().responses.create(model=f"{MODEL}:rhyme", input="Hello")
+    url = f"{owner}/adapters/rhyme"
+    told = (await admin.get(url)).json()
+    used_at = datetime.fromisoformat(told["engine"].pop("used_at"))
+    assert abs((datetime.now(UTC) - used_at).total_seconds()) < 30
+    assert told == first | {
+        "engine": {
+            "where": ["device"],
+            "bytes": 4096,
+            "uses": 2,
+            "fetch_seconds": 0.25,
+            "load_seconds": 0.002,
+        }
+    }
+    (listed,) = (await admin.get(f"{owner}/adapters")).json()["adapters"]
+    assert listed["engine"]["uses"] == 2
+    versions = (await admin.get(f"{url}/versions")).json()["versions"]
+    assert [one["engine"]["uses"] for one in versions] == [0, 2]
+    others = (await admin.get("/tenants/umbra/adapters/rhyme")).json()
+    assert others["digest"] == first["digest"]
+    assert others["engine"] == UNUSED
+    world.engine.down = True
+    for where in (url, f"{owner}/adapters", f"{url}/versions"):
+        answer = (await admin.get(where)).json()
+        (*_, last) = answer.get("adapters") or answer.get("versions") or [answer]
+        assert (last["version"], last["engine"]) == (1, None)
+
+
+async def test_many_adapters_are_asked_about_in_turns(
+    admin: httpx.AsyncClient, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+    real = world.engine.adapter_states
+
+    async def states(names: Sequence[bytes]) -> list[AdapterState | None]:
+        asked.append(len(names))
+        return await real(names)
+
+    monkeypatch.setattr(world.engine, "adapter_states", states)
+    await admin.patch("/tenants/acme", json={"limits": {"adapters": "unlimited"}})
+    for number in range(ADAPTERS_AT_ONCE + 1):
+        await kept(world.stores.adapters, "acme", f"a{number:03}", b"%d" % number)
+    found = (await admin.get("/tenants/acme/adapters", params={"limit": 1000})).json()
+    assert [one["engine"] for one in found["adapters"]] == [UNUSED] * (ADAPTERS_AT_ONCE + 1)
+    assert asked == [ADAPTERS_AT_ONCE, 1]
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from engine.client import FleetFigures, ReplicaFigures
 from tenants.usage.meter import UsageMeter
 from tests.app.admin.problem import fields
 from tests.app.conftest import MODEL, World, eventually
+from tests.tenants.adapters.putting import put
 
 USAGE = "/tenants/acme/usage"
 
@@ -54,6 +55,46 @@ async def test_usage_is_told_by_day_as_json_and_csv(admin: httpx.AsyncClient, wo
         ]
     both = {"accept": "text/csv"}
     assert (await admin.get(USAGE, params={"format": "json"}, headers=both)).json() == document
+
+
+async def test_usage_with_adapters_is_told_by_adapter_and_to_no_other_tenant(
+    admin: httpx.AsyncClient, world: World
+) -> None:
+    world.engine.linears = {"model.q_proj": (8, 8)}
+    await world.stores.groups.create("guild")
+    await admin.patch("/tenants/acme", json={"share_group": "guild"})
+    for owner, name in (("acme", "rhyme"), ("@guild", "judge"), ("umbra", "rhyme")):
+        await put(world.stores.adapters, owner, name)
+    tokens = 0
+    for model in (MODEL, f"{MODEL}:rhyme", f"{MODEL}:judge", f"{MODEL}:rhyme"):
+        answer = await world.client().responses.create(model=model, input="hello")
+        assert answer.usage is not None
+        tokens += answer.usage.total_tokens
+    await world.metered("acme", 4, tokens)
+    of_day = (await admin.get(USAGE)).json()["usage"][0]
+    document = (await admin.get(f"{USAGE}/adapters")).json()
+    told = {line["adapter"]: line for line in document["usage"]}
+    assert {name: line["requests"] for name, line in told.items()} == {
+        "@guild/judge": 1,
+        "rhyme": 2,
+    }
+    assert told["rhyme"]["prompt_tokens"] == of_day["prompt_tokens"] // 2
+    assert told["rhyme"]["output_tokens"] == of_day["output_tokens"] // 2
+    assert 0 < told["rhyme"]["stream_seconds"] < of_day["stream_seconds"]
+    answer = await admin.get(f"{USAGE}/adapters", params={"format": "csv"})
+    assert "acme-usage-by-adapter.csv" in answer.headers["content-disposition"]
+    assert list(csv.DictReader(io.StringIO(answer.text))) == [
+        {key: str(value) for key, value in line.items()} for line in document["usage"]
+    ]
+    nobodys = {"since": "2026-03-02", "until": "2026-03-01"}
+    assert fields(await admin.get(f"{USAGE}/adapters", params=nobodys), 422) == ["until"]
+    others = await admin.get("/tenants/umbra/usage/adapters")
+    assert others.json() == {"tenant": "umbra", "currency": None, "usage": []}
+    assert (await admin.get("/tenants/nobody/usage/adapters")).status_code == 404
+    metrics = world.app.state.service.metrics.registry
+    labels = {"tenant": "acme", "adapter": "@guild/judge"}
+    count = metrics.get_sample_value("partywall_adapter_requests_total", labels)
+    assert count == 1
 
 
 async def test_usage_is_told_of_the_days_asked_for(admin: httpx.AsyncClient, world: World) -> None:

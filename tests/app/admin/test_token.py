@@ -74,6 +74,7 @@ READS = {
     *("GET /tenants/{tenant}/keys", "GET /tenants/{tenant}/keys/{key}"),
     *("GET /tenants/{tenant}/prompts", "GET /tenants/{tenant}/prompts/{name}"),
     *("GET /tenants/{tenant}/prompts/{name}/versions", "GET /tenants/{tenant}/usage"),
+    "GET /tenants/{tenant}/usage/adapters",
     *("GET /tenants/{tenant}/adapters", "GET /tenants/{tenant}/adapters/{name}"),
     "GET /tenants/{tenant}/adapters/{name}/versions",
     *("GET /tenants/{tenant}/cache", "GET /me"),

@@ -16,7 +16,7 @@ from app.assembly.parts import (
 from app.settings import Settings, SettingsError, load_settings
 from app.transport.bounds import Bounds, ConnectionBounds
 from engine.config import EngineConfig
-from tenants.usage.prices import FREE
+from tenants.usage.prices import NO_PRICES
 
 ENGINE_SETTINGS = {
     "cache_dir": "/cache",
@@ -104,8 +104,8 @@ def test_prices_are_those_of_the_served_model(tmp_path: Path) -> None:
     file = tmp_path / "prices.toml"
     file.write_text('currency = "EUR"\n[models.small]\ninput = 0.1\noutput = 0.4\n')
     settings = load_settings(price_file=file)
-    assert service_prices(settings, "small").output == 400
-    assert service_prices(load_settings(), "small") == FREE
+    assert service_prices(settings, "small").model.output == 400
+    assert service_prices(load_settings(), "small") == NO_PRICES
     with pytest.raises(ValueError, match="price_file: models: there are no prices for 'large'"):
         service_prices(settings, "large")
     file.write_text("currency")

@@ -25,9 +25,10 @@ from tenants.storage.connection import open_redis
 from tenants.usage import journal
 from tenants.usage.journal import FileJournal
 from tenants.usage.meter import UsageMeter
-from tenants.usage.prices import Prices
+from tenants.usage.prices import PriceList, Prices
 
 PRICES = Prices(currency="EUR", input=1, cached=1, written=1, output=1000)
+ADAPTER = "@guild/support"
 PROMPT_TOKENS = 5
 OUTPUT_TOKENS = 3
 MOST = PROMPT_TOKENS + OUTPUT_TOKENS * 1000
@@ -81,7 +82,7 @@ async def _serve(life: Life) -> None:
     journal._LOG_BYTES = life.log_bytes  # type: ignore[misc]
     redis = await open_redis(life.url, 30.0)
     meter = UsageMeter(redis, FileJournal(Path(life.folder) / "usage"))
-    budgets, booking = Budgets(redis, Limiter(redis)), Booking(meter, PRICES)
+    budgets, booking = Budgets(redis, Limiter(redis)), Booking(meter, PriceList(model=PRICES))
     tenant = Tenant(
         id="acme",
         name="acme",
@@ -99,6 +100,7 @@ async def _serve(life: Life) -> None:
             prices=PRICES,
             reservation=hold.name,
             prompt_tokens=PROMPT_TOKENS,
+            adapter=ADAPTER,
         )
         slot = booking.begin(bill)
         await budgets.reserve(tenant, [hold], PRICES)

@@ -16,7 +16,7 @@ from app.stores import Stores
 from app.transport.bounds import Bounds
 from tenants.storage.connection import open_redis
 from tenants.usage.journal import FileJournal
-from tenants.usage.prices import Prices
+from tenants.usage.prices import PriceList, Prices
 from tests.app.conftest import MODEL, PEPPER, byte_tokenizer, serving
 from tests.app.scripted_engine import ScriptedEngine
 
@@ -31,7 +31,8 @@ async def _serve(url: str, folder: str) -> None:
     redis = await open_redis(url, 30.0)
     stores = Stores.over(redis, PEPPER, journal=FileJournal(Path(folder)))
     bounds = Bounds(max_queued_requests=64)
-    app = create_app(engine, stores, engine.tokenizer, MODEL, bounds, prices=PRICES)
+    prices = PriceList(model=PRICES)
+    app = create_app(engine, stores, engine.tokenizer, MODEL, bounds, prices=prices)
     async with serving(app) as (base_url,):
         print(base_url, flush=True)
         await asyncio.Event().wait()

@@ -22,7 +22,7 @@ from tenants.storage.connection import GuardedRedis, open_redis
 from tenants.storage.embedded import EmbeddedStore
 from tenants.store import TenantStore
 from tenants.usage.meter import UsageMeter
-from tests.app.background.killed_meter import OUTPUT_TOKENS, PROMPT_TOKENS, Life
+from tests.app.background.killed_meter import ADAPTER, OUTPUT_TOKENS, PROMPT_TOKENS, Life
 from tests.app.conftest import PEPPER
 
 ALL_LINES = 10_000
@@ -86,12 +86,18 @@ async def killed_at(lines: Iterable[int], url: str, folder: Path, log_bytes: int
 
 async def check(redis: GuardedRedis, given: int) -> None:
     """The tokens that were given are paid for, and nothing is reserved."""
-    days = await UsageMeter(redis).read("acme", date.min, date.max)
+    meter = UsageMeter(redis)
+    days = await meter.read("acme", date.min, date.max)
     output, requests = sum(one.output_tokens for one in days), sum(one.requests for one in days)
     assert given <= output <= given + 1
     assert requests == -(-output // OUTPUT_TOKENS)
     assert sum(one.prompt_tokens for one in days) == requests * PROMPT_TOKENS
     assert sum(one.cost_nanos for one in days) == requests * PROMPT_TOKENS + output * 1000
+    parts = await meter.read_by_adapter("acme", date.min, date.max)
+    assert {part.adapter for part in parts} <= {ADAPTER}
+    for counted in ("requests", "prompt_tokens", "output_tokens", "cost_nanos"):
+        of_all, of_adapter = (sum(getattr(one, counted) for one in of) for of in (days, parts))
+        assert of_all == of_adapter
     for key in (redis_keys.spending("acme"), redis_keys.presumed("acme")):
         assert await redis.execute("EXISTS", key) == 0
 

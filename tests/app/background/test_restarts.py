@@ -10,10 +10,11 @@ import pytest
 from app.generation.begin import Generations
 from tenants.storage.embedded import EmbeddedStore
 from tests.app.background.restarts import AT_ONCE, another, draining, http_of, suspended
-from tests.app.conftest import World, eventually
+from tests.app.conftest import MODEL, World, eventually
 from tests.app.responses.test_responses_ws import socket, text_of
 from tests.app.responses.test_resume import numbers, rest_by_socket, rest_by_sse
 from tests.app.scripted_engine import ScriptedEngine
+from tests.tenants.adapters.putting import put
 
 
 @pytest.mark.parametrize("by_socket", [True, False])
@@ -75,6 +76,24 @@ async def test_what_a_restart_interrupts_is_billed_once(
         assert rest[-1]["response"]["usage"]["total_tokens"] == prompt + 16
         (day,) = await after.metered("acme", 1, prompt + 16)
     assert (day.prompt_tokens, day.output_tokens) == (prompt, 16)
+
+
+async def test_what_goes_on_after_a_restart_goes_on_as_its_adapters(
+    world: World, store_server: EmbeddedStore
+) -> None:
+    world.engine.answer = "a b c d e f g h"
+    world.engine.linears = {"model.q_proj": (8, 8)}
+    await put(world.stores.adapters, "acme", "rhyme")
+    before = await suspended(world, 5, model=f"{MODEL}:rhyme")
+    engine = ScriptedEngine(world.engine.tokenizer)
+    engine.linears = world.engine.linears
+    async with another(world, store_server, engine) as after, http_of(after) as http:
+        rest = await rest_by_sse(http, before[-1]["response"]["id"])
+        (day,) = await after.metered("acme", 1, rest[-1]["response"]["usage"]["total_tokens"])
+        (part,) = await after.stores.usage.read_by_adapter("acme", day.day, day.day)
+    assert (part.adapter, part.requests) == ("rhyme", 1)
+    assert (part.prompt_tokens, part.output_tokens) == (day.prompt_tokens, day.output_tokens)
+    assert part.output_tokens == 16
 
 
 async def test_a_stream_without_a_token_yet_goes_on_too_and_pays_for_its_prompt_once(

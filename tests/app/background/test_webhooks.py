@@ -16,7 +16,7 @@ from app.background.webhooks import Webhook, WebhookSender, signed, signing_keys
 from tenants.storage.connection import GuardedRedis, open_redis
 from tenants.storage.embedded import EmbeddedStore
 from tenants.storage.outbox import Message, Outbox
-from tenants.usage.prices import Prices
+from tenants.usage.prices import PriceList, Prices
 from tests.app.conftest import MODEL, World, eventually
 
 KEY = b"k" * 32
@@ -139,8 +139,10 @@ def test_a_secret_that_signs_nothing_well_is_refused(secret: str) -> None:
 
 class TestBudgets:
     @pytest.fixture
-    def prices(self) -> Prices:
-        return Prices(currency="EUR", input=1000, cached=1000, written=1000, output=1000)
+    def prices(self) -> PriceList:
+        return PriceList(
+            model=Prices(currency="EUR", input=1000, cached=1000, written=1000, output=1000)
+        )
 
     @pytest.fixture
     def receiver(self) -> Receiver:

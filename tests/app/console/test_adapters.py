@@ -1,13 +1,20 @@
-"""The adapters that a chat may choose from."""
+"""Adapters in the console: those that a chat may choose from, and those of a tenant."""
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
+import httpx
 import pytest
-from playwright.async_api import Page, expect
+from playwright.async_api import Locator, Page, expect
 from transformers import PreTrainedTokenizerBase
 
+from tests.app.adapter_files import LINEARS, config_of, weights_of
 from tests.app.conftest import MODEL, World
 from tests.app.console.chatting import answered, enter, say
+from tests.app.console.looks import check_page
+from tests.app.console.signing_in import sign_in
 from tests.app.scripted_engine import ScriptedEngine
 from tests.tenants.adapters.putting import put
 
@@ -29,3 +36,143 @@ async def test_a_chat_goes_on_with_an_adapter_that_is_chosen(page: Page, world: 
     await say(page, "And now in rhyme?")
     await answered(page, 2)
     assert [one.adapter is not None for one in world.engine.requests] == [False, True]
+
+
+MISTAKES = re.compile(r"status of 4\d\d")
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> tuple[Path, Path]:
+    """PEFT's two, as somebody has them on their disk."""
+    config, weights = tmp_path / "adapter_config.json", tmp_path / "adapter_model.safetensors"
+    config.write_bytes(config_of())
+    weights.write_bytes(weights_of())
+    return config, weights
+
+
+async def opened(page: Page, world: World, owner: str = "acme") -> Locator:
+    """The adapters of a tenant or a share group."""
+    world.engine.linears = LINEARS
+    await sign_in(page, world.admin_url, view="tenants")
+    await page.get_by_label("Tenant, or @ and a group").fill(owner)
+    await page.get_by_role("button", name="Open").click()
+    adapters = section(page)
+    await expect(adapters.get_by_label("Name")).to_be_visible()
+    return adapters
+
+
+def section(page: Page) -> Locator:
+    heading = page.locator("summary").filter(has_text=re.compile("^Adapters$"))
+    return page.locator("details", has=heading)
+
+
+async def put_files(adapters: Locator, files: tuple[Path, Path], when: str = "at once") -> None:
+    for name, file in zip(("adapter_config.json", "adapter_model.safetensors"), files, strict=True):
+        await adapters.get_by_label(name).set_input_files(file)
+    await adapters.get_by_label("Name").fill("rhyme")
+    await adapters.get_by_label("Activate it").select_option(when)
+    await adapters.get_by_role("button", name="Put the adapter").click()
+
+
+async def test_adapters_are_put_activated_pinned_and_deleted(
+    page: Page, world: World, admin: httpx.AsyncClient, files: tuple[Path, Path]
+) -> None:
+    adapters = await opened(page, world)
+    await put_files(adapters, files)
+    row = adapters.get_by_role("row", name=re.compile("^rhyme"))
+    await expect(row).to_contain_text(re.compile(r"rhyme\s*1\s*no\s*0\.0 MiB\s*store"))
+    files[1].write_bytes(weights_of(0.25))
+    await put_files(adapters, files, "later")
+    await row.get_by_role("button", name="Versions").click()
+    versions = adapters.get_by_role("region", name="Versions of rhyme")
+    await expect(versions.get_by_role("row")).to_have_count(3)
+    await expect(versions).to_contain_text("q_proj, up_proj")
+    await versions.get_by_role("button", name="Activate").click()
+    await expect(row).to_contain_text(re.compile(r"rhyme\s*2\s*no"))
+    await row.get_by_role("button", name="Pin", exact=True).click()
+    await expect(row).to_contain_text(re.compile(r"rhyme\s*2\s*yes"))
+    shown = (await admin.get("/tenants/acme/adapters/rhyme")).json()
+    assert (shown["version"], shown["pinned"]) == (2, True)
+    await expect(row.get_by_role("button", name="Unpin")).to_be_visible()
+    await row.get_by_role("button", name="Delete").click()
+    await row.get_by_role("button", name="Really delete?").click()
+    await expect(row).to_have_count(0)
+    assert (await admin.get("/tenants/acme/adapters")).json()["adapters"] == []
+
+
+async def test_where_an_adapter_is_is_told_as_it_changes_and_looks_well(
+    page: Page, world: World
+) -> None:
+    await put(world.stores.adapters, "acme", "rhyme")
+    await put(world.stores.adapters, "umbra", "prose")
+    adapters = await opened(page, world)
+    row = adapters.get_by_role("row", name=re.compile("^rhyme"))
+    await expect(row).to_contain_text("store")
+    name = adapters.get_by_label("Name")
+    await name.fill("half a na")
+    await world.client().responses.create(model=f"{MODEL}:rhyme", input="Hello")
+    await expect(row).to_contain_text("device")
+    await expect(row).to_contain_text(re.compile(r"1×\s*20\d\d-.*250\.0 ms\s*2\.0 ms"))
+    await put(world.stores.adapters, "acme", "judge")
+    await expect(adapters.get_by_role("row", name=re.compile("^judge"))).to_be_visible()
+    await expect(adapters.locator("tbody tr").first).to_contain_text("judge")
+    await expect(name).to_have_value("half a na")
+    await expect(adapters).not_to_contain_text("prose")
+    await row.get_by_role("button", name="Versions").click()
+    await expect(adapters.get_by_role("region", name="Versions of rhyme")).to_be_focused()
+    for width in (360, 1440):
+        await page.set_viewport_size({"width": width, "height": 800})
+        await check_page(page, width)
+    await world.stores.adapters.delete("acme", "judge")
+    await expect(adapters.get_by_role("row", name=re.compile("^judge"))).to_have_count(0)
+    world.engine.down = True
+    await expect(row).not_to_contain_text("device")
+    await expect(row).not_to_contain_text("store")
+
+
+@pytest.mark.exhaustive
+async def test_what_is_wrong_with_files_is_told_and_a_group_has_adapters_as_well(
+    page: Page,
+    world: World,
+    admin: httpx.AsyncClient,
+    files: tuple[Path, Path],
+    complaints: list[str],
+) -> None:
+    await admin.post("/groups", json={"id": "guild"})
+    adapters = await opened(page, world, "@guild")
+    files[0].write_bytes(config_of(use_dora=True))
+    await put_files(adapters, files)
+    await expect(adapters.get_by_role("alert")).to_contain_text("use_dora")
+    files[0].write_bytes(config_of())
+    await put_files(adapters, files)
+    await expect(adapters.get_by_role("row", name=re.compile("^rhyme"))).to_be_visible()
+    listed = (await admin.get("/groups/guild/adapters")).json()["adapters"]
+    assert [one["name"] for one in listed] == ["rhyme"]
+    assert [one for one in complaints if not MISTAKES.search(one)] == []
+    complaints.clear()
+
+
+@pytest.mark.exhaustive
+async def test_who_may_only_read_is_refused_and_told_so(
+    page: Page,
+    world: World,
+    admin: httpx.AsyncClient,
+    files: tuple[Path, Path],
+    complaints: list[str],
+) -> None:
+    world.engine.linears = LINEARS
+    await put(world.stores.adapters, "acme", "rhyme")
+    token = {"name": "bob", "role": "read", "tenant": "acme"}
+    made = (await admin.post("/tokens", json=token)).json()
+    await sign_in(page, world.admin_url, made["admin_token"], view="wall")
+    details = page.locator("#view-tenants .details")
+    row = details.get_by_role("row", name=re.compile("^rhyme"))
+    await row.get_by_role("button", name="Pin", exact=True).click()
+    await expect(page.locator("#view-tenants > .news")).to_contain_text("is for reads")
+    adapters = section(page)
+    await put_files(adapters, files)
+    await expect(adapters.get_by_role("alert")).to_contain_text("is for reads")
+    (kept,) = (await admin.get("/tenants/acme/adapters")).json()["adapters"]
+    assert (kept["version"], kept["pinned"]) == (1, False)
+    assert [one for one in complaints if not MISTAKES.search(one)] == []
+    complaints.clear()

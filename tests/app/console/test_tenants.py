@@ -15,6 +15,7 @@ from playwright.async_api import Locator, Page, Route, expect
 from tests.app.conftest import MODEL, World
 from tests.app.console.looks import check_looks
 from tests.app.console.signing_in import sign_in
+from tests.tenants.adapters.putting import put
 
 MISTAKES = re.compile(r"status of 4\d\d")
 
@@ -160,7 +161,7 @@ async def test_what_was_opened_last_is_all_that_is_shown(page: Page, world: Worl
         await expect(details).to_contain_text("Type umbra to delete it")
     await asyncio.sleep(0.5)
     assert await details.locator("summary").all_inner_texts() == [
-        *("Record", "API keys", "System prompts", "Usage", "Audit", "Delete")
+        *("Record", "API keys", "System prompts", "Adapters", "Usage", "Audit", "Delete")
     ]
     await expect(details).not_to_contain_text("acme")
 
@@ -276,6 +277,7 @@ async def test_what_tenants_do_and_used_is_shown(page: Page, world: World, tmp_p
             model=MODEL, input=question * 4, max_output_tokens=8, prompt_cache_retention="24h"
         )
     await world.metered("acme", 2, (await usage(world)))
+    await put(world.stores.adapters, "acme", "support", b"weights" * 1_000_000)
     details = await opened(page, world)
     row = page.get_by_role("row", name=re.compile("^acme"))
     await expect(row).to_contain_text(re.compile(r"\d+ %"))

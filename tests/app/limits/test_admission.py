@@ -12,7 +12,7 @@ from msgspec import structs
 
 from app.limits import admission
 from app.limits.admission import Gate, Ticket
-from app.limits.booking import NOTHING, Booking, Used
+from app.limits.booking import NOTHING, Booking, Payable, Used
 from app.observe.metrics import Metrics
 from app.wire.errors import ApiError, duration
 from engine.api import BeamParams, EngineRequest, Namespaces, SamplingParams
@@ -129,7 +129,7 @@ def request(*, prompt: int = 5, generated: int = 0, max_tokens: int = 10) -> Eng
 async def admit(gate: Gate, request: EngineRequest, **limits: int) -> Ticket:
     """A ticket with the tokens of `request`."""
     ticket = await gate.admit(principal(**limits))
-    await ticket.reserve(request)
+    await ticket.reserve(Payable(request))
     return ticket
 
 
@@ -149,7 +149,7 @@ async def test_a_request_whose_tokens_are_refused_leaves_its_place_and_stays_cou
         ticket = await gate.admit(principal(queued_requests=1))
         limiter.refuses = LimitExceeded("tokens", "too many", 1.0)
         with pytest.raises(ApiError) as refused:
-            await ticket.reserve(request())
+            await ticket.reserve(Payable(request()))
         assert (refused.value.status, refused.value.headers["retry-after"]) == (429, "1")
         await ticket.release()  # what a caller may do without a thought
     assert (limiter.admitted, limiter.settled) == (2, [])
@@ -237,7 +237,7 @@ async def test_what_is_taken_for_a_client_that_leaves_meanwhile_is_given_back(
     assert (limiter.admitted, limiter.settled) == (1, [0])
     ticket = await gate.admit(principal(queued_requests=1))
     limiter.may.clear()
-    reserving = asyncio.create_task(ticket.reserve(request()))
+    reserving = asyncio.create_task(ticket.reserve(Payable(request())))
     await asyncio.sleep(0)
     reserving.cancel()
     await asyncio.wait({reserving})
@@ -253,7 +253,7 @@ async def test_a_request_whose_reservation_breaks_off_can_still_be_given_back(
     ticket = await gate.admit(principal(queued_requests=1))
     limiter.refuses = ValueError("unforeseen")
     with pytest.raises(ValueError, match="unforeseen"):
-        await ticket.reserve(request())
+        await ticket.reserve(Payable(request()))
     await ticket.release()
     assert limiter.settled == [0]
     assert isinstance(await gate.admit(principal(queued_requests=1)), Ticket)

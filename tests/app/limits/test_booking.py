@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from contextlib import nullcontext
 from datetime import date
 from unittest.mock import AsyncMock, Mock
 
 import httpx
+import msgspec
 import pytest
 from msgspec.structs import replace
 from transformers import PreTrainedTokenizerBase
 
 from app.background.booking import LeaseBooking
-from app.limits.booking import Booking, shared_head
+from app.limits.booking import Bill, Booking, SharedHead, Used, shared_head
 from engine.api import (
     AdapterUse,
     CachePolicy,
@@ -24,7 +26,8 @@ from engine.api import (
 )
 from engine.blocks.eviction.leases import Leases, LeaseTerms
 from tenants.records import ShareGroup
-from tenants.usage.prices import Prices
+from tenants.usage.journal import BILL_BYTES
+from tenants.usage.prices import NANOS, TOKENS_PRICED, PriceList, Prices
 from tests.app.conftest import MODEL, World
 from tests.app.pooled_engine import BLOCK_SIZE, NUM_BLOCKS, PooledEngine
 
@@ -154,7 +157,7 @@ async def test_leases_are_booked_also_of_who_was_forgotten_meanwhile() -> None:
 
 def test_leases_cost_the_same_however_often_they_are_booked() -> None:
     meter = Mock()
-    booking = Booking(meter, Prices(currency="EUR", block_hour=100))
+    booking = Booking(meter, PriceList(model=Prices(currency="EUR", block_hour=100)))
     for seconds in range(3600):
         booking.leased("acme", seconds, seconds + 1)
     booked = [call.kwargs for call in meter.add.call_args_list]
@@ -189,6 +192,43 @@ def test_only_whole_blocks_that_the_group_can_find_are_the_groups() -> None:
     assert tokens(request(key, 47, sampling=scored)) is None
     assert tokens(request(key, 47, adapter=AdapterUse(b"own"))) == 0
     assert tokens(request(key, 47, adapter=AdapterUse(b"own", start=31))) == 16
+
+
+def test_a_groups_head_costs_what_the_model_does_whatever_the_adapter_behind_it() -> None:
+    meter = Mock(booking=Mock(return_value=nullcontext()))
+    prices = PriceList(
+        model=Prices(currency="EUR", input=1, cached=1, written=1, output=1),
+        adapters={"acme/judge": Prices(currency="EUR", input=10, cached=5, written=10, output=20)},
+    )
+    bill = Bill(
+        tenant_id="acme",
+        generation="1",
+        prices=prices.of("acme", "judge"),
+        head=SharedHead(group="@law", tokens=32),
+        adapter="judge",
+    )
+    used = Used(prompt_tokens=64, cached_tokens=16, cache_write_tokens=16, output_tokens=2)
+    assert Booking(meter, prices).request(bill, used) == 32 * 10 + 16 * 5 + 2 * 20
+    assert meter.add_shared.call_args.kwargs["cost_nanos"] == 16
+    assert meter.add.call_args.kwargs["adapter"] == "judge"
+
+
+def test_what_is_kept_of_a_request_while_it_runs_has_room_for_all_names() -> None:
+    most = NANOS // TOKENS_PRICED * TOKENS_PRICED
+    dear = Prices(
+        currency="E" * 32, input=most, cached=most, written=most, output=most, block_hour=most
+    )
+    group, generation = "@" + "g" * 63, repr(1767225600.1234567)
+    bill = Bill(
+        tenant_id="a" * 63,
+        generation=generation,
+        prices=dear,
+        reservation=f"{'f' * 16}*1000:{10**18}",
+        prompt_tokens=10**7,
+        head=SharedHead(group=group, generation=generation, tokens=10**7),
+        adapter=f"{group}/{'n' * 64}",
+    )
+    assert len(msgspec.msgpack.encode(bill)) <= BILL_BYTES
 
 
 async def test_an_operator_sees_what_other_sizes_of_cache_would_have_found(

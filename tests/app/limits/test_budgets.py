@@ -8,16 +8,17 @@ import httpx
 import openai
 import pytest
 
-from tenants.usage.prices import Prices
+from tenants.usage.prices import PriceList, Prices
 from tests.app.admin.problem import fields
 from tests.app.conftest import MODEL, World
+from tests.tenants.adapters.putting import put
 
 WARNING = "x-partywall-budget-warning"
 
 
 @pytest.fixture
-def prices() -> Prices:
-    return Prices(currency="EUR", input=1000, cached=10, written=2000, output=5000)
+def prices() -> PriceList:
+    return PriceList(model=Prices(currency="EUR", input=1000, cached=10, written=2000, output=5000))
 
 
 async def booked(world: World, tenant: str = "acme") -> str:
@@ -79,6 +80,7 @@ async def test_an_operator_sees_prices_and_sets_budgets(
         "written": "2.000000000",
         "output": "5.000000000",
         "block_hours": "0.000000000",
+        "adapters": {},
     }
     await world.client().responses.create(model=MODEL, input="hello", max_output_tokens=4)
     spent = int(await booked(world))
@@ -87,10 +89,54 @@ async def test_an_operator_sees_prices_and_sets_budgets(
     assert usage["usage"][0]["cost"] == f"0.{spent:09d}"
 
 
+class TestWithPricesOfAdapters:
+    @pytest.fixture
+    def prices(self) -> PriceList:
+        one = Prices(currency="EUR", input=1, cached=1, written=1, output=1)
+        dear = Prices(currency="EUR", input=10, cached=10, written=10, output=1000)
+        return PriceList(model=one, adapters={"acme/rhyme": dear})
+
+    async def test_tokens_of_an_adapter_cost_what_is_given_for_it(
+        self, admin: httpx.AsyncClient, world: World
+    ) -> None:
+        world.engine.linears = {"model.q_proj": (8, 8)}
+        for tenant in ("acme", "umbra"):
+            await put(world.stores.adapters, tenant, "rhyme")
+        spent: list[int] = []
+        for tenant, model in (("acme", MODEL), ("acme", f"{MODEL}:rhyme"), ("umbra", ":rhyme")):
+            before = int(await booked(world, tenant))
+            answer = await world.client(tenant).responses.create(
+                model=model, input="hello", max_output_tokens=4
+            )
+            assert answer.usage is not None
+            spent.append(int(await booked(world, tenant)) - before)
+        prompt = answer.usage.input_tokens
+        assert spent == [prompt + 4, prompt * 10 + 4 * 1000, prompt + 4]
+        told = (await admin.get("/tenants/acme/usage/adapters")).json()
+        assert (told["currency"], told["usage"][0]["cost"]) == ("EUR", f"0.{spent[1]:09d}")
+        assert (await admin.get("/prices")).json()["adapters"] == {
+            "acme/rhyme": {
+                "input": "0.010000000",
+                "cached": "0.010000000",
+                "written": "0.010000000",
+                "output": "1.000000000",
+            }
+        }
+
+    async def test_a_budget_holds_at_the_price_of_an_adapter(self, world: World) -> None:
+        world.engine.linears = {"model.q_proj": (8, 8)}
+        await put(world.stores.adapters, "acme", "rhyme")
+        await world.limit("acme", hard_budget_micros=2)
+        responses = world.client().responses
+        with pytest.raises(openai.RateLimitError):
+            await responses.create(model=f"{MODEL}:rhyme", input="hello", max_output_tokens=4)
+        await responses.create(model=MODEL, input="hello", max_output_tokens=4)
+
+
 class TestWithoutPrices:
     @pytest.fixture
-    def prices(self) -> Prices:
-        return Prices()
+    def prices(self) -> PriceList:
+        return PriceList(model=Prices())
 
     async def test_a_budget_that_nothing_would_count_against_is_refused(
         self, admin: httpx.AsyncClient

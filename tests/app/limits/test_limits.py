@@ -14,7 +14,7 @@ import openai
 import pytest
 from websockets.asyncio.client import ClientConnection, connect
 
-from tenants.usage.prices import Prices
+from tenants.usage.prices import PriceList, Prices
 from tests.app.conftest import ADMIN_TOKEN, MODEL, World, eventually
 
 HELLO = [{"role": "user", "content": "hello"}]
@@ -274,8 +274,8 @@ async def test_prompts_are_admitted_together_before_any_of_them_runs(
 
 class TestPriced:
     @pytest.fixture
-    def prices(self) -> Prices:
-        return Prices(currency="EUR", output=1000)
+    def prices(self) -> PriceList:
+        return PriceList(model=Prices(currency="EUR", output=1000))
 
     async def test_a_budget_is_asked_once_for_all_prompts(
         self, world: World, http: httpx.AsyncClient

@@ -96,6 +96,28 @@ def test_names_that_are_remembered_are_bounded(monkeypatch: pytest.MonkeyPatch) 
     assert "0" in tenants._done  # which has series
 
 
+def test_adapters_are_told_apart_by_tenant_and_those_without_series_are_other() -> None:
+    metrics = Metrics(most_tenants=2)
+    for tenant, adapter in (("acme", "support"), ("umbra", "support"), ("acme", "judge")):
+        metrics.traffic.count_adapter(tenant, adapter, 1, 10, 4, 0)
+        metrics.traffic.count_adapter(tenant, adapter, 0, 0, 0, 5)
+    metrics.traffic.count_adapter(OTHER, OTHER, 1, 100, 0, 0)
+    names = ("requests", "prompt_tokens", "prompt_tokens_cached", "generation_tokens")
+
+    def told(tenant: str, adapter: str) -> list[float | None]:
+        series = (f"adapter_{name}_total" for name in names)
+        return [read(metrics, name, tenant=tenant, adapter=adapter) for name in series]
+
+    assert told("acme", "support") == told("umbra", "support") == [1, 10, 4, 5]
+    assert told("acme", "judge") == [None] * 4
+    assert told(OTHER, OTHER) == [2, 110, 4, 5]
+    metrics.traffic.count_adapter("acme", "judge", 1, 30, 0, 0)
+    metrics.traffic.rank()
+    metrics.traffic.count_adapter("acme", "judge", 1, 1, 0, 0)
+    assert told("acme", "judge") == [1, 1, 0, 0]
+    assert told(OTHER, OTHER) == [3, 140, 4, 5]
+
+
 def counters(metrics: EngineMetrics) -> dict[str, float]:
     return {
         f"{sample.name}{sample.labels}": sample.value

@@ -12,7 +12,7 @@ from tenants.at_rest.pepper import Peppers
 from tenants.errors import InvalidField, StoreUnavailable
 from tenants.store import TenantStore
 from tenants.usage.meter import UsageMeter
-from tenants.usage.usage import DayUsage
+from tenants.usage.usage import AdapterUsage, DayUsage
 from tests.tenants.clock import Clock
 from tests.tenants.conftest import OpenRoom, Room, cut_off, eventually, everything, listening
 from tests.tenants.server import Server
@@ -62,6 +62,61 @@ async def test_usage_adds_up_by_tenant_and_utc_day(meter: UsageMeter, clock: Clo
     with pytest.raises(InvalidField) as caught:
         await meter.read("acme", TUESDAY, MONDAY)
     assert caught.value.field == "until"
+
+
+async def test_what_adapters_had_of_it_is_told_apart(meter: UsageMeter, clock: Clock) -> None:
+    meter.add("acme", requests=1, prompt_tokens=100, output_tokens=5)
+    for adapter in ("support", "support", "@guild/support"):
+        meter.add(
+            "acme",
+            adapter=adapter,
+            requests=1,
+            prompt_tokens=50,
+            cached_tokens=16,
+            cache_write_tokens=32,
+            computed_tokens=34,
+            output_tokens=7,
+            stream_seconds=0.5,
+            cost_nanos=9,
+        )
+    clock.now = noon(TUESDAY)
+    meter.add("acme", adapter="support", output_tokens=1)
+    await meter.flush()
+    once = {
+        "requests": 1,
+        "prompt_tokens": 50,
+        "cached_tokens": 16,
+        "cache_write_tokens": 32,
+        "computed_tokens": 34,
+        "output_tokens": 7,
+        "cost_nanos": 9,
+    }
+    twice = {name: 2 * amount for name, amount in once.items()}
+    shared = AdapterUsage(day=MONDAY, adapter="@guild/support", stream_seconds=0.5, **once)
+    own = AdapterUsage(day=MONDAY, adapter="support", stream_seconds=1.0, **twice)
+    tuesday = AdapterUsage(day=TUESDAY, adapter="support", output_tokens=1)
+    assert await meter.read_by_adapter("acme", date.min, date.max) == [shared, own, tuesday]
+    assert await meter.read_by_adapter("acme", MONDAY, MONDAY) == [shared, own]
+    assert await meter.read_by_adapter("umbra", date.min, date.max) == []
+    monday = (await meter.read("acme", MONDAY, MONDAY))[0]
+    assert (monday.requests, monday.prompt_tokens, monday.output_tokens) == (4, 250, 26)
+    with pytest.raises(InvalidField):
+        await meter.read_by_adapter("acme", TUESDAY, MONDAY)
+
+
+async def test_what_adapters_had_is_gone_with_their_tenant(
+    meter: UsageMeter, room: Room, raw: redis.Redis
+) -> None:
+    for tenant in ("acme", "umbra"):
+        meter.add(tenant, adapter="support", requests=1)
+    await meter.flush()
+    await room.store.delete_tenant("acme")
+    meter.add("acme", generation="another", adapter="support", requests=1)
+    await meter.flush()
+    assert not [key for key in everything(raw) if b"{acme}" in key]
+    await room.store.create_tenant("acme")
+    assert await meter.read_by_adapter("acme", date.min, date.max) == []
+    assert len(await meter.read_by_adapter("umbra", date.min, date.max)) == 1
 
 
 async def test_several_processes_add_to_one_sum(

@@ -2,6 +2,7 @@
 // takes it away.
 
 import { field, form, grave, make } from "../dom.js";
+import { adaptersOf } from "./adapters.js";
 import { auditOf } from "./audit.js";
 import { LiveTable } from "./live.js";
 import { promptsOf } from "./prompts.js";
@@ -93,6 +94,7 @@ class Tenants {
       await this.show(`Share group ${id.slice(1)}`, made, [
         ["Members", () => [make("p", "", members.join(", ") || "None: a tenant's record names its group.")]],
         ["System prompts", () => promptsOf(api, group, changed, this.teller)],
+        ["Adapters", () => adaptersOf(api, group, changed, this.teller)],
         audit,
         ["Delete", () => [grave("Delete the group", () => this.remove(group))]],
       ]);
@@ -104,6 +106,7 @@ class Tenants {
       ["Record", async () => [await recordForm(api, id, changed)]],
       ["API keys", () => keysOf(api, id, changed, this.teller)],
       ["System prompts", () => promptsOf(api, `/tenants/${id}`, changed, this.teller)],
+      ["Adapters", () => adaptersOf(api, `/tenants/${id}`, changed, this.teller)],
       ["Usage", async (element) => {
         const plot = await usageOf(api, id, element);
         if (element.isConnected) this.plot = plot;
@@ -145,13 +148,18 @@ class Tenants {
     });
   }
 
+  // Nothing of it is asked meanwhile.
   async remove(path) {
+    const { details } = this;
+    details.ariaBusy = "true";
     try {
       await this.api.send("DELETE", path);
-      this.details.replaceChildren(make("p", "", "It is deleted."));
+      details.replaceChildren(make("p", "", "It is deleted."));
       await this.live.turn();
     } catch (error) {
       this.tell(error);
+    } finally {
+      details.ariaBusy = "false";
     }
   }
 }

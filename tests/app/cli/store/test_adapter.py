@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 
 from app.cli.options import CommandError
+from app.cli.store.store import with_stores
+from app.stores import Stores
 from tests.app.adapter_files import config_of, weights_of
 from tests.app.cli.store.test_backup import partywall
 
@@ -78,3 +80,28 @@ def test_a_prompt_and_a_tenant_say_which_adapter_is_meant(data: Path) -> None:
     partywall(data, "tenant", "set", "acme", "adapter=rhyme", "limits.adapters=3")
     tenant = json.loads(partywall(data, "tenant", "show", "acme", "--json"))
     assert (tenant["adapter"], tenant["limits"]["adapters"]) == ("rhyme", 3)
+
+
+def test_what_adapters_have_used_is_told_of_their_tenant(data: Path) -> None:
+    async def use(stores: Stores) -> None:
+        stores.usage.add("acme", requests=2, output_tokens=4)
+        for adapter in ("rhyme", "rhyme", "@law/judge"):
+            stores.usage.add("acme", requests=1, output_tokens=7, cost_nanos=5, adapter=adapter)
+        await stores.usage.flush()
+
+    by_adapter = ("usage", "acme", "--by-adapter")
+    assert partywall(data, *by_adapter) == "tenant acme has used no adapter\n"
+    with_stores({"data_dir": data, "pepper_file": data.parent / "pepper"}, use)
+    told = json.loads(partywall(data, *by_adapter, "--json"))
+    figures = ("adapter", "requests", "output_tokens", "cost")
+    assert [[line[name] for name in figures] for line in told] == [
+        ["@law/judge", 1, 7, "0.000000005"],
+        ["rhyme", 2, 14, "0.000000010"],
+    ]
+    header, *lines = partywall(data, *by_adapter, "--csv").split()
+    assert header.startswith("day,adapter,requests,")
+    assert lines == [",".join(map(str, line.values())) for line in told]
+    assert "@law/judge" in partywall(data, *by_adapter)
+    assert json.loads(partywall(data, *by_adapter, "--until", "2020-01-01", "--json")) == []
+    (day,) = json.loads(partywall(data, "usage", "acme", "--json"))
+    assert (day["requests"], day["output_tokens"], "adapter" in day) == (5, 25, False)

@@ -6,8 +6,8 @@ import random
 
 from msgspec import structs
 
-from app.cluster.door.sums import Counts, best_fates, sum_of
-from engine.api import BlockFate, EngineStats, ReusePoint
+from app.cluster.door.sums import Counts, adapters_of_all, best_fates, sum_of
+from engine.api import AdapterState, BlockFate, EngineStats, ReusePoint
 from tests.engine.simulated_model import random_prompt
 from tests.engine.simulation import make_request, simulated_core
 from tests.engine.simulation import run_to_end as run
@@ -51,6 +51,34 @@ def test_a_blocks_fate_is_the_best_that_anybody_tells() -> None:
     late, early = BlockFate("evicted", 1.0, "pressure"), BlockFate("evicted", 9.0, "expired")
     answers = [[unknown, early, unknown, here], [unknown, late, early, late]]
     assert best_fates(answers) == [unknown, late, early, here]
+
+
+def test_an_adapter_is_where_any_replica_has_it() -> None:
+    waited_for = AdapterState(
+        on_device=False,
+        in_host=False,
+        num_bytes=0,
+        uses=0,
+        idle_seconds=None,
+        fetch_seconds=None,
+        load_seconds=None,
+    )
+    late, early = (
+        structs.replace(
+            waited_for,
+            num_bytes=100,
+            uses=uses,
+            idle_seconds=idle,
+            fetch_seconds=idle,
+            load_seconds=idle / 10,
+        )
+        for uses, idle in ((2, 1.0), (5, 9.0))
+    )
+    late = structs.replace(late, in_host=True)
+    early = structs.replace(early, on_device=True)
+    both = structs.replace(late, on_device=True, uses=7)
+    answers = [[None, early, waited_for], [None, late, early], [None, waited_for, None]]
+    assert adapters_of_all(answers) == [None, both, early]
 
 
 def test_what_is_left_to_compute_grows_with_what_waits() -> None:

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
-from datetime import UTC, date, datetime
+from datetime import UTC, datetime
 from hashlib import blake2b
 from typing import Annotated, Any, Literal, Self
 
@@ -33,8 +32,6 @@ from tenants.records import (
     TenantLimits,
     TokenRole,
 )
-from tenants.usage.prices import shown
-from tenants.usage.usage import DayUsage
 from tenants.writes.audit import AuditEntry
 
 _ETAG_BYTES = 12
@@ -329,35 +326,6 @@ class AdapterDocument(Document):
         )
 
 
-class UsageDay(Document):
-    """What a tenant used on one day (UTC)."""
-
-    day: date
-    requests: int
-    prompt_tokens: int
-    cached_tokens: int = Field(
-        description="Of the prompt's: found in the cache, which spared computing them."
-    )
-    cache_write_tokens: int = Field(description="Computed, and left in the cache.")
-    computed_tokens: int = Field(
-        description="Prompt tokens computed for it: of its requests, of its registered prompts, "
-        "and its part of what was computed of its share group's, by what each member used of them "
-        "that day."
-    )
-    output_tokens: int
-    lease_block_seconds: int = Field(description="KV blocks that it leased, times seconds.")
-    stream_seconds: float
-    cost: str = Field(
-        pattern=r"^[0-9]+\.[0-9]{9}$",
-        description="What it cost, in units of the currency, at the prices of the time.",
-    )
-
-    @classmethod
-    def of(cls, record: DayUsage, **own: Any) -> Self:
-        """See `Document`."""
-        return super().of(record, cost=shown(record.cost_nanos), **own)
-
-
 class AuditDocument(Document):
     """A write that happened: who did what to whom, and what it changed."""
 
@@ -374,10 +342,3 @@ class AuditDocument(Document):
     def of(cls, record: AuditEntry, **own: Any) -> Self:
         """See `Document`; its time is in milliseconds."""
         return super().of(record, at=datetime.fromtimestamp(record.at, UTC), **own)
-
-
-def usage_csv(days: Sequence[UsageDay]) -> str:
-    """Usage as RFC 4180 lines under a header; no value needs quotes."""
-    columns = list(UsageDay.model_fields)
-    lines = [columns, *(list(day.model_dump(mode="json").values()) for day in days)]
-    return "".join(",".join(map(str, line)) + "\r\n" for line in lines)
