@@ -15,14 +15,13 @@ from collections.abc import Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, field
 from functools import partial
-from hashlib import blake2b
 from typing import Any, Final, NamedTuple
 
+from engine.adapters.blocks import Loading, Placed, block_hash, read, write
 from engine.adapters.files import BadAdapter
 from engine.adapters.memory import AdapterMemory, Image
-from engine.api import EngineRequest
-from engine.blocks.hashing import HASH_BYTES
-from engine.disk.memory import BlockMemory, Landing
+from engine.api import EngineRequest, LoadedAdapter
+from engine.disk.memory import BlockMemory
 from engine.grammar.compiled import CompiledGrammar
 from engine.schedule.scheduler import Scheduler
 from engine.sequences.sequence import Sequence
@@ -56,16 +55,6 @@ class Refusal(NamedTuple):
 
 
 @dataclass(slots=True, eq=False)
-class _Loading:
-    """An adapter on its way into blocks."""
-
-    blocks: list[int]
-    """All of it, with a reference each."""
-    landing: Landing
-    written: Future[None]
-
-
-@dataclass(slots=True, eq=False)
 class _Adapter:
     """What is known of one that requests have asked for."""
 
@@ -77,10 +66,14 @@ class _Adapter:
     )
     heard_at: float | None = None
     """When the service was asked for it, or has brought some of it, until it is here."""
+    asked_at: float | None = None
+    """When the service was, until it is in blocks."""
+    seconds: float = 0.0
+    """That it took from then on."""
     pieces: list[bytes] = field(default_factory=list)
     reading: Future[Image] | None = None
     image: Image | None = None
-    loading: _Loading | None = None
+    loading: Loading | None = None
     blocks: list[int] = field(default_factory=list)
     """Where the model computes with it, as long as they are found by its hashes."""
     hashes: list[bytes] = field(default_factory=list)
@@ -117,8 +110,8 @@ class Adapters:
         """The least recently used first."""
         self._busy: dict[bytes, _Adapter] = {}
         """Those that somebody waits for."""
-        self._placed: dict[bytes, bytes] = {}
-        """By the names of those that the model knows: the hash of the first block."""
+        self._placed: dict[bytes, Placed] = {}
+        """By the names of those that the model knows."""
         self._kept: list[int] = []
         """Blocks of adapters that requests are to begin with soon."""
         self._turns_left = 0
@@ -129,6 +122,15 @@ class Adapters:
     def __len__(self) -> int:
         """Adapters on their way, and whether some are kept for a while."""
         return len(self._busy) + bool(self._kept)
+
+    @property
+    def loaded(self) -> list[LoadedAdapter]:
+        """Those that are in blocks."""
+        return [
+            LoadedAdapter(name, one.seconds)
+            for name, one in self._placed.items()
+            if all(self._pool.find([key]) for key in one.hashes)
+        ]
 
     def submit(self, request: EngineRequest, grammar: CompiledGrammar | None) -> None:
         """Let a request wait for its adapter."""
@@ -171,9 +173,9 @@ class Adapters:
         one.pieces.append(data)
         one.heard_at = time.monotonic()
         if is_last:
-            read = partial(_read, self._model, one.pieces)
+            reading = partial(read, self._model, one.pieces)
             one.pieces, one.heard_at = [], None
-            one.reading = self._readers.submit(one.tenant, read)
+            one.reading = self._readers.submit(one.tenant, reading)
 
     def lack(self, name: bytes, why: str) -> Iterator[Refusal]:
         """The service cannot bring an adapter: who waits for it waits no longer."""
@@ -243,7 +245,7 @@ class Adapters:
                 yield from self._refuse(one, "it cannot be read")
                 return
             count = -(-image.num_pages // self._pool.kinds[0].pages)
-            one.hashes = [_hash(one.name, number) for number in range(count)]
+            one.hashes = [block_hash(one.name, number) for number in range(count)]
         if one.loading is not None:
             if one.loading.written.done():
                 yield from self._land(one, one.loading)
@@ -256,7 +258,7 @@ class Adapters:
             yield from self._load(one, one.image)
         elif one.reading is None and one.heard_at is None:
             self.wanted.append(one.name)
-            one.heard_at = time.monotonic()
+            one.heard_at = one.asked_at = time.monotonic()
         elif one.heard_at is not None and time.monotonic() - one.heard_at > _PATIENCE_SECONDS:
             yield from self._refuse(one, "it does not come")
 
@@ -284,8 +286,8 @@ class Adapters:
         taken = iter(new)
         blocks = [next(taken) if block is None else block for block in found]
         landing = self._memory.landing(list(map(self._pool.pages_of, new)))
-        write = partial(_write, image, missing, landing)
-        one.loading = _Loading(blocks, landing, self._writers.submit(one.tenant, write))
+        writing = partial(write, image, missing, landing)
+        one.loading = Loading(blocks, landing, self._writers.submit(one.tenant, writing))
         self._tiers.loading += blocks
 
     def _gather(self, one: _Adapter, count: int) -> bool:
@@ -310,7 +312,7 @@ class Adapters:
             self._tiers.loading.remove(block)
         return gathered
 
-    def _land(self, one: _Adapter, loading: _Loading) -> Iterator[Arrival]:
+    def _land(self, one: _Adapter, loading: Loading) -> Iterator[Arrival]:
         """An adapter is in its blocks: who waits for it holds them, too."""
         one.loading = None
         loading.written.result()
@@ -323,7 +325,10 @@ class Adapters:
         one.blocks = loading.blocks
         pages = [page for block in one.blocks for page in self._pool.pages_of(block)]
         self._forget_evicted()
-        self._placed[one.name] = one.hashes[0]
+        if one.asked_at is not None:
+            one.seconds = time.monotonic() - one.asked_at
+            one.asked_at = None
+        self._placed[one.name] = Placed(one.hashes, one.seconds)
         self._model.use(one.name, one.image, pages)
         yield from self._hand_out(one)
         if one.is_lacking:
@@ -334,10 +339,9 @@ class Adapters:
 
     def _forget_evicted(self) -> None:
         """Nobody computes with what is not to be found."""
-        for name, key in list(self._placed.items()):
-            if not self._pool.find([key]):
-                self._model.forget(name)
-                del self._placed[name]
+        for name in self._placed.keys() - {one.name for one in self.loaded}:
+            self._model.forget(name)
+            del self._placed[name]
 
     def _hand_out(self, one: _Adapter) -> Iterator[Arrival]:
         """It is there: who waits for it comes in, and holds it when it begins."""
@@ -379,22 +383,3 @@ class Adapters:
                 left, one.image = left - one.image.num_pages, None
         while len(self._known) > _MOST_KNOWN and next(iter(self._known)) not in self._busy:
             self._known.popitem(last=False)
-
-
-def _hash(name: bytes, number: int) -> bytes:
-    """By which a block of an adapter is found."""
-    return blake2b(name + number.to_bytes(4, "little"), digest_size=HASH_BYTES).digest()
-
-
-def _read(model: AdapterMemory, pieces: list[bytes]) -> Image:
-    """What a model makes of pieces, which take a while to be put together."""
-    return model.prepare(pieces[0], b"".join(pieces[1:]))
-
-
-def _write(image: Image, numbers: list[int], landing: Landing) -> None:
-    """Fill blocks, whose pages are neighbours, with those of these numbers."""
-    for number, target in zip(numbers, landing.targets, strict=True):
-        pages = len(target) // image.page_bytes
-        for place, page in enumerate(range(number * pages, (number + 1) * pages)):
-            if page < image.num_pages:
-                image.fill(page, target[place * image.page_bytes :][: image.page_bytes])

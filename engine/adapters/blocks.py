@@ -1,0 +1,50 @@
+"""The blocks of an adapter: what they are found by, and how threads fill them."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+from dataclasses import dataclass
+from hashlib import blake2b
+
+from engine.adapters.memory import AdapterMemory, Image
+from engine.blocks.hashing import HASH_BYTES
+from engine.disk.memory import Landing
+
+
+@dataclass(slots=True, eq=False)
+class Placed:
+    """An adapter that a model computes with, or did until a block of it was evicted."""
+
+    hashes: list[bytes]
+    """What its blocks are found by."""
+    seconds: float
+    """See `LoadedAdapter`."""
+
+
+@dataclass(slots=True, eq=False)
+class Loading:
+    """An adapter on its way into blocks."""
+
+    blocks: list[int]
+    """All of it, with a reference each."""
+    landing: Landing
+    written: Future[None]
+
+
+def block_hash(name: bytes, number: int) -> bytes:
+    """By which a block of an adapter is found."""
+    return blake2b(name + number.to_bytes(4, "little"), digest_size=HASH_BYTES).digest()
+
+
+def read(model: AdapterMemory, pieces: list[bytes]) -> Image:
+    """What a model makes of pieces, which take a while to be put together."""
+    return model.prepare(pieces[0], b"".join(pieces[1:]))
+
+
+def write(image: Image, numbers: list[int], landing: Landing) -> None:
+    """Fill blocks, whose pages are neighbours, with those of these numbers."""
+    for number, target in zip(numbers, landing.targets, strict=True):
+        pages = len(target) // image.page_bytes
+        for place, page in enumerate(range(number * pages, (number + 1) * pages)):
+            if page < image.num_pages:
+                image.fill(page, target[place * image.page_bytes :][: image.page_bytes])
