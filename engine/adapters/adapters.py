@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final, NamedTuple
 
-from engine.adapters.blocks import Loading, Placed, block_hash, read, write
+from engine.adapters.blocks import Loading, Placed, block_hash, places_of, read, write
 from engine.adapters.files import BadAdapter
 from engine.adapters.memory import AdapterMemory, Image
 from engine.api import EngineRequest, LoadedAdapter
@@ -285,8 +285,10 @@ class Adapters:
         self._lifecycle.transfers.move_evicted(self._memory.move)
         taken = iter(new)
         blocks = [next(taken) if block is None else block for block in found]
-        landing = self._memory.landing(list(map(self._pool.pages_of, new)))
-        writing = partial(write, image, missing, landing)
+        pages = list(map(self._pool.pages_of, new))
+        landing = self._memory.landing(pages)
+        fill_others = self._model.filling(image, places_of(missing, pages))
+        writing = partial(write, image, missing, landing, fill_others)
         one.loading = Loading(blocks, landing, self._writers.submit(one.tenant, writing))
         self._tiers.loading += blocks
 
@@ -375,11 +377,11 @@ class Adapters:
     def _shrink(self) -> None:
         """Let images go that were not used for longest, as long as they have too many bytes."""
         held = [one for one in self._known.values() if one.image is not None]
-        left = sum(one.image.num_pages for one in held if one.image is not None)
+        left = sum(one.image.num_bytes for one in held if one.image is not None)
         for one in held:
-            if left * self._memory.page_bytes <= self._most_bytes:
+            if left <= self._most_bytes:
                 break
             if one.name not in self._busy and one.image is not None:
-                left, one.image = left - one.image.num_pages, None
+                left, one.image = left - one.image.num_bytes, None
         while len(self._known) > _MOST_KNOWN and next(iter(self._known)) not in self._busy:
             self._known.popitem(last=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -41,10 +42,24 @@ def read(model: AdapterMemory, pieces: list[bytes]) -> Image:
     return model.prepare(pieces[0], b"".join(pieces[1:]))
 
 
-def write(image: Image, numbers: list[int], landing: Landing) -> None:
-    """Fill blocks, whose pages are neighbours, with those of these numbers."""
+def places_of(numbers: Sequence[int], blocks: Sequence[Sequence[int]]) -> list[tuple[int, int]]:
+    """Of blocks of these numbers, by their pages: each page's number in the image, and its own."""
+    return [
+        (number * len(pages) + at, page)
+        for number, pages in zip(numbers, blocks, strict=True)
+        for at, page in enumerate(pages)
+    ]
+
+
+def write(
+    image: Image, numbers: list[int], landing: Landing, fill_others: Callable[[], None]
+) -> None:
+    """Fill blocks, whose pages are neighbours, with those of these numbers, here and in the other
+    processes that there are.
+    """
     for number, target in zip(numbers, landing.targets, strict=True):
         pages = len(target) // image.page_bytes
         for place, page in enumerate(range(number * pages, (number + 1) * pages)):
             if page < image.num_pages:
                 image.fill(page, target[place * image.page_bytes :][: image.page_bytes])
+    fill_others()

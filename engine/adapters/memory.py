@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 
@@ -19,6 +19,11 @@ class Image(Protocol):
         """Of one of them."""
         ...
 
+    @property
+    def num_bytes(self) -> int:
+        """Of the host's memory that it takes."""
+        ...
+
     def fill(self, number: int, target: memoryview) -> None:
         """Write page `number` of it: for any thread."""
         ...
@@ -31,6 +36,12 @@ class AdapterMemory(Protocol):
         """Read PEFT's two files: for any thread, and may take seconds.
 
         Raises `engine.adapters.files.BadAdapter`.
+        """
+        ...
+
+    def filling(self, image: Image, places: Sequence[tuple[int, int]]) -> Callable[[], None]:
+        """What any thread is to do so that other processes which compute the model, too, have pages
+        of an image where they belong: by (number in the image, page), which nobody reads or writes.
         """
         ...
 
