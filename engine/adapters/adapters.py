@@ -129,7 +129,7 @@ class Adapters:
         return [
             LoadedAdapter(name, one.seconds)
             for name, one in self._placed.items()
-            if all(self._pool.find([key]) for key in one.hashes)
+            if self._pool.find([one.key])
         ]
 
     def submit(self, request: EngineRequest, grammar: CompiledGrammar | None) -> None:
@@ -330,7 +330,7 @@ class Adapters:
         if one.asked_at is not None:
             one.seconds = time.monotonic() - one.asked_at
             one.asked_at = None
-        self._placed[one.name] = Placed(one.hashes, one.seconds)
+        self._placed[one.name] = Placed(one.hashes[-1], one.seconds)
         self._model.use(one.name, one.image, pages)
         yield from self._hand_out(one)
         if one.is_lacking:

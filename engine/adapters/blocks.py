@@ -16,8 +16,8 @@ from engine.disk.memory import Landing
 class Placed:
     """An adapter that a model computes with, or did until a block of it was evicted."""
 
-    hashes: list[bytes]
-    """What its blocks are found by."""
+    key: bytes
+    """What its last block is found by, which is evicted before the others."""
     seconds: float
     """See `LoadedAdapter`."""
 
