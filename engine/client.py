@@ -51,7 +51,8 @@ class FleetFigures:
 
 AdapterSource = Callable[[bytes], AsyncIterator[bytes]]
 """Brings an adapter by the name that requests have for it: its configuration, then its weights in
-pieces. Raises `EngineError` for one that there is not."""
+pieces. Raises `EngineError` for one that there is not, and `EngineUnavailable` where it was lost on
+its way, and is to be asked for again."""
 
 
 async def no_adapters(_: bytes) -> AsyncIterator[bytes]:

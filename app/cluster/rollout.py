@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from app.cluster.messages import ToDoor
+from app.cluster.messages import Brought, ToDoor
 from engine.api import EngineError
 from engine.questions import QUESTIONS
 from engine.serve.messages import ToEngine
@@ -54,7 +54,7 @@ class Greeting(msgspec.Struct, frozen=True, kw_only=True):
 def own_release() -> str:
     """The version of Partywall that runs here, and a digest of the messages that it understands."""
     answers = (question.answer for question in QUESTIONS.values())
-    refs, schemas = msgspec.json.schema_components([ToDoor, ToEngine, *answers])
+    refs, schemas = msgspec.json.schema_components([ToDoor, ToEngine, Brought, *answers])
     understood = msgspec.json.encode([refs, schemas], order="deterministic")
     return f"{metadata.version('partywall')}+{blake2b(understood, digest_size=4).hexdigest()}"
 

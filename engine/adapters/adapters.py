@@ -17,10 +17,11 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final, NamedTuple
 
+from engine.adapters.blocks import Loading, Placed, block_hash, places_of, read, write
 from engine.adapters.figures import AdapterFigures
 from engine.adapters.files import BadAdapter
-from engine.adapters.memory import AdapterMemory, Image, Loading, block_hash, read, write
-from engine.api import AdapterState, EngineRequest
+from engine.adapters.memory import AdapterMemory, Image
+from engine.api import AdapterState, EngineRequest, LoadedAdapter
 from engine.disk.memory import BlockMemory
 from engine.grammar.compiled import CompiledGrammar
 from engine.schedule.scheduler import Scheduler
@@ -107,8 +108,8 @@ class Adapters:
         """The least recently used first."""
         self._busy: dict[bytes, _Adapter] = {}
         """Those that somebody waits for."""
-        self._placed: dict[bytes, bytes] = {}
-        """By the names of those that the model knows: the hash of the first block."""
+        self._placed: dict[bytes, Placed] = {}
+        """By the names of those that the model knows."""
         self._kept: list[int] = []
         """Blocks of adapters that requests are to begin with soon."""
         self._turns_left = 0
@@ -119,6 +120,15 @@ class Adapters:
     def __len__(self) -> int:
         """Adapters on their way, and whether some are kept for a while."""
         return len(self._busy) + bool(self._kept)
+
+    @property
+    def loaded(self) -> list[LoadedAdapter]:
+        """Those that are in blocks."""
+        return [
+            LoadedAdapter(name, one.seconds)
+            for name, one in self._placed.items()
+            if self._pool.find([one.key])
+        ]
 
     def submit(self, request: EngineRequest, grammar: CompiledGrammar | None) -> None:
         """Let a request wait for its adapter."""
@@ -283,8 +293,11 @@ class Adapters:
         self._lifecycle.transfers.move_evicted(self._memory.move)
         taken = iter(new)
         blocks = [next(taken) if block is None else block for block in found]
-        landing = self._memory.landing(list(map(self._pool.pages_of, new)))
-        written = self._writers.submit(one.tenant, partial(write, image, missing, landing))
+        pages = list(map(self._pool.pages_of, new))
+        landing = self._memory.landing(pages)
+        fill_others = self._model.filling(image, places_of(missing, pages))
+        writing = partial(write, image, missing, landing, fill_others)
+        written = self._writers.submit(one.tenant, writing)
         one.loading = Loading(blocks, len(new), landing, written)
         self._tiers.loading += blocks
 
@@ -327,7 +340,7 @@ class Adapters:
             self._pool.join(one.blocks, self._worth(loading, seconds))
         pages = [page for block in one.blocks for page in self._pool.pages_of(block)]
         self._forget_evicted()
-        self._placed[one.name] = one.hashes[0]
+        self._placed[one.name] = Placed(one.hashes[-1], one.figures.seconds)
         self._model.use(one.name, one.image, pages)
         yield from self._hand_out(one)
         if one.is_lacking:
@@ -344,10 +357,9 @@ class Adapters:
 
     def _forget_evicted(self) -> None:
         """Nobody computes with what is not to be found."""
-        for name, key in list(self._placed.items()):
-            if not self._pool.find([key]):
-                self._model.forget(name)
-                del self._placed[name]
+        for name in self._placed.keys() - {one.name for one in self.loaded}:
+            self._model.forget(name)
+            del self._placed[name]
 
     def _hand_out(self, one: _Adapter) -> Iterator[Arrival]:
         """It is there: who waits for it comes in, and holds it when it begins."""
@@ -382,11 +394,11 @@ class Adapters:
     def _shrink(self) -> None:
         """Let images go that were not used for longest, as long as they have too many bytes."""
         held = [one for one in self._known.values() if one.image is not None]
-        left = sum(one.image.num_pages for one in held if one.image is not None)
+        left = sum(one.image.num_bytes for one in held if one.image is not None)
         for one in held:
-            if left * self._memory.page_bytes <= self._most_bytes:
+            if left <= self._most_bytes:
                 break
             if one.name not in self._busy and one.image is not None:
-                left, one.image = left - one.image.num_pages, None
+                left, one.image = left - one.image.num_bytes, None
         while len(self._known) > _MOST_KNOWN and next(iter(self._known)) not in self._busy:
             self._known.popitem(last=False)

@@ -20,6 +20,11 @@ class AdapterFigures:
     asked_at: float = 0.0
     """When the service was asked for it, by `time.monotonic`."""
 
+    @property
+    def seconds(self) -> float:
+        """That its coming took, all the way, when it was last fetched and loaded."""
+        return (self.fetch_seconds or 0.0) + (self.load_seconds or 0.0)
+
     def fetched(self, num_bytes: int) -> None:
         """It is here, and takes so many bytes."""
         self.num_bytes = num_bytes

@@ -106,6 +106,14 @@ class TenantStats(msgspec.Struct, frozen=True, kw_only=True):
     leases_since: float = 0.0
 
 
+class LoadedAdapter(msgspec.Struct, frozen=True):
+    """An adapter that requests need not wait for, by the name that they have for it."""
+
+    name: bytes
+    seconds: float
+    """That it took until it could be computed with, when the service was last asked for it."""
+
+
 class EngineCounters(msgspec.Struct, frozen=True, kw_only=True):
     """What only grows while an engine runs: it counts from the start.
 
@@ -189,5 +197,6 @@ class EngineStats(EngineCounters, frozen=True, kw_only=True):
     """How many tokens the busiest expert of a layer had lately, by the mean of all; the mean over
     layers. `None` until they have had enough."""
     tenants: dict[str, TenantStats] = {}
+    adapters: list[LoadedAdapter] = []
     reuse: list[ReusePoint] = []
     """By size of the pool, smaller and larger ones than it is."""

@@ -98,7 +98,9 @@ def load_shard(config: EngineConfig, shard: Shard, by_kinds: bool) -> PagedModel
     """The part of a rank behind the first, which checks the whole. For `by_kinds` and errors see
     `load_model`.
     """
-    return _load_unchecked(config, choose_device(config.device), by_kinds, shard)
+    model = _load_unchecked(config, choose_device(config.device), by_kinds, shard)
+    model.rank = shard.rank
+    return model
 
 
 def _load_unchecked(

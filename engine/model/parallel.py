@@ -8,6 +8,7 @@ import pickle
 import signal
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from multiprocessing import get_context
@@ -21,6 +22,7 @@ from engine.config import EngineConfig
 from engine.logs import log_process
 from engine.model.kernel_paths import Choice, use_choice
 from engine.model.layers.leader import Followers
+from engine.model.layers.page_channel import PageChannel, receive
 from engine.model.layers.paged_model import PagedModel
 from engine.model.layers.shard import Shard, join, leave
 from engine.model.load import choose_device, load_shard
@@ -55,21 +57,24 @@ def _start(config: EngineConfig, choice: Choice, by_kinds: bool) -> Followers:
     context = get_context("spawn")
     with tempfile.TemporaryDirectory() as folder:
         meeting = Path(folder) / "ranks"
-        processes, connections = [], []
+        processes, connections, channels = [], [], []
         for rank in range(1, config.tensor_parallel):
             own, theirs = context.Pipe()
+            filling, filled = context.Pipe()
             shard = Shard(rank, config.tensor_parallel)
             process = context.Process(
                 target=follow,
-                args=(theirs, shard, meeting, config, choice, by_kinds),
+                args=(theirs, filled, shard, meeting, config, choice, by_kinds),
                 name=f"rank {rank}",
                 daemon=True,
             )
             process.start()
             theirs.close()
+            filled.close()
             processes.append(process)
             connections.append(own)
-        followers = Followers(processes, connections)
+            channels.append(PageChannel(filling))
+        followers = Followers(processes, connections, channels)
         followers.wait()
         join(followers.shard, meeting)
     return followers
@@ -77,6 +82,7 @@ def _start(config: EngineConfig, choice: Choice, by_kinds: bool) -> Followers:
 
 def follow(
     connection: Connection,
+    filled: Connection,
     shard: Shard,
     meeting: Path,
     config: EngineConfig,
@@ -104,6 +110,9 @@ def follow(
     connection.send(None)
     gc.collect()
     gc.freeze()
+    page = model.page
+    thread = threading.Thread(target=receive, args=(filled, model.tickets, page), daemon=True)
+    thread.start()
     _serve(connection, model)
     leave()
 

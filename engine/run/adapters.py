@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -18,10 +19,38 @@ from engine.adapters.files import (
 )
 from engine.adapters.memory import Image
 from engine.model.adapters.images import AdapterImage, LinearChange, make_image
-from engine.model.layers.linear_places import LinearPlace, shapes
+from engine.model.layers.linear_places import shapes
 from engine.model.layers.paged_model import PagedModel
 
 _DTYPES: Final = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RankedImage:
+    """See `engine.adapters.memory.Image`: each rank has a part, in as many pages as the largest."""
+
+    parts: Sequence[AdapterImage]
+
+    @property
+    def num_pages(self) -> int:
+        """See `Image`."""
+        return max(len(part.pages) for part in self.parts)
+
+    @property
+    def page_bytes(self) -> int:
+        """See `Image`: of the first rank's."""
+        return self.parts[0].pages.shape[1]
+
+    @property
+    def num_bytes(self) -> int:
+        """See `Image`."""
+        return sum(part.pages.nbytes for part in self.parts)
+
+    def fill(self, number: int, target: memoryview) -> None:
+        """See `Image`."""
+        own = self.parts[0].pages
+        if number < len(own):
+            target[:] = own[number].numpy().data
 
 
 class ModelAdapters:
@@ -29,32 +58,49 @@ class ModelAdapters:
 
     def __init__(self, model: PagedModel) -> None:
         self._model = model
-        self._places = model.linears
-        self._linears = shapes(self._places)
-        self._num_products = 1 + max(place.product for place in self._places.values())
+        self._ranks = model.adaptable
+        self._linears = shapes(model.linears)
+        self._num_products = 1 + max(place.product for place in model.linears.values())
 
     @torch.inference_mode()
-    def prepare(self, config: bytes, weights: bytes) -> AdapterImage:
+    def prepare(self, config: bytes, weights: bytes) -> RankedImage:
         """See `AdapterMemory`."""
-        changes = self._changes(config, weights)
+        changes, dtype = self._changes(config, weights), self._model.dtype
         try:
-            return make_image(
-                changes, self._num_products, self._model.dtype, self._model.page_bytes
+            return RankedImage(
+                [
+                    make_image(
+                        {places[module]: change for module, change in changes.items()},
+                        self._num_products,
+                        dtype,
+                        page_bytes,
+                    )
+                    for places, page_bytes in self._ranks
+                ]
             )
         except ValueError as error:
             raise BadAdapter("adapter_model.safetensors", str(error)) from None
 
+    def filling(self, image: Image, places: Sequence[tuple[int, int]]) -> Callable[[], None]:
+        """See `AdapterMemory`."""
+        assert isinstance(image, RankedImage), "it was prepared here"
+        others = [
+            [(page, part.pages[number]) for number, page in places if number < len(part.pages)]
+            for part in image.parts[1:]
+        ]
+        return self._model.filling(others)
+
     @torch.inference_mode()
     def use(self, name: bytes, image: Image, pages: Sequence[int]) -> None:
         """See `AdapterMemory`."""
-        assert isinstance(image, AdapterImage), "it was prepared here"
-        self._model.adapters[name] = image.within(self._model.rows, pages)
+        assert isinstance(image, RankedImage), "it was prepared here"
+        self._model.use_adapter(name, [part.layout for part in image.parts], tuple(pages))
 
     def forget(self, name: bytes) -> None:
         """See `AdapterMemory`."""
-        del self._model.adapters[name]
+        self._model.forget_adapter(name)
 
-    def _changes(self, config: bytes, weights: bytes) -> dict[LinearPlace, LinearChange]:
+    def _changes(self, config: bytes, weights: bytes) -> dict[str, LinearChange]:
         read = read_config(config)
         tensors = read_tensors(weights, read)
         check_linears(tensors, self._linears)
@@ -62,9 +108,7 @@ class ModelAdapters:
         if len(weights) != tensors.num_bytes:
             raise BadAdapter("adapter_model.safetensors", "is not as long as its header says")
         return {
-            self._places[module]: LinearChange(
-                _tensor(data, down), _tensor(data, up), read.scale_of(module)
-            )
+            module: LinearChange(_tensor(data, down), _tensor(data, up), read.scale_of(module))
             for module, (down, up) in tensors.modules.items()
         }
 

@@ -172,6 +172,7 @@ class EngineCore:
             output_tokens=self._output_tokens,
             invariant_violations=self._violations,
             commit_seconds=self._commit_seconds,
+            adapters=[] if self.arrivals.adapters is None else self.arrivals.adapters.loaded,
         )
 
     def roll(self, cell: int | None = None) -> Roll:

@@ -362,6 +362,8 @@ class RemoteEngine(EngineClient):
                 self._send_if_running(AdapterPiece(name, piece, is_first=is_first))
                 is_first = False
             self._send_if_running(AdapterPiece(name, b"", is_last=True))
+        except EngineUnavailable:
+            self._bring([name])  # from its beginning
         except EngineError as error:
             self._send_if_running(AdapterPiece(name, b"", error=str(error)))
         except Exception:  # noqa: BLE001 - whatever a store raises

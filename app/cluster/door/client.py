@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from msgspec import structs
 
+from app.cluster.door.courier import Courier
 from app.cluster.door.fleet import Fleet, Replica, Run
 from app.cluster.door.hot_prompts import Heads
 from app.cluster.door.membership import watch_replicas
@@ -86,7 +87,8 @@ class ClusterEngine(EngineClient):
         self._cadence_seconds = cadence_seconds
         self._num_replicas = num_replicas
         self._loop = asyncio.get_running_loop()
-        self._fleet = Fleet(self._ready, self._lost)
+        self._courier = Courier(lambda: self.adapters)
+        self._fleet = Fleet(self._ready, self._lost, self._courier.send)
         self._runs: dict[str, Run] = {}
         self._homeless: dict[Run, asyncio.TimerHandle] = {}
         self._starts = 0
@@ -99,10 +101,10 @@ class ClusterEngine(EngineClient):
 
     @property
     def info(self) -> EngineInfo:
-        """See `EngineClient.info`; all replicas have the same. They are brought no adapters."""
+        """See `EngineClient.info`; all replicas have the same."""
         for replica in self._fleet.ready:
             if replica.info is not None:
-                return structs.replace(replica.info, linears={})
+                return replica.info
         raise EngineUnavailable("no replica is ready")
 
     @property
@@ -146,6 +148,7 @@ class ClusterEngine(EngineClient):
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._courier.close()
         await self._fleet.close()
         await asyncio.to_thread(self._cluster.close)
 

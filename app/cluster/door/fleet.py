@@ -16,7 +16,7 @@ from msgspec import structs
 from app.cluster.door.fairness import Turns
 from app.cluster.door.ledger import LeaseLedger
 from app.cluster.door.link import Link
-from app.cluster.messages import Blocks, Hello, State, ToDoor
+from app.cluster.messages import Adapters, Blocks, Hello, State, ToDoor, WantAdapter
 from app.cluster.rollout import mismatch, own_release
 from app.cluster.routing.index import PrefixIndex
 from app.cluster.routing.router import ReplicaLoad, Router, Why
@@ -118,13 +118,17 @@ class Fleet:
     """Keeps a link with each replica that takes calls, and sends requests where they cost least."""
 
     def __init__(
-        self, on_ready: Callable[[Replica], None], on_lost: Callable[[list[Run]], None]
+        self,
+        on_ready: Callable[[Replica], None],
+        on_lost: Callable[[list[Run]], None],
+        on_wanted: Callable[[Link, WantAdapter], None],
     ) -> None:
         """`on_ready` is told whenever a replica has a new engine; `on_lost` what one was computing
-        for this door that is to go on elsewhere.
+        for this door that is to go on elsewhere; `on_wanted` of an adapter that one is to have.
         """
         self._on_ready = on_ready
         self._on_lost = on_lost
+        self._on_wanted = on_wanted
         self._loop = asyncio.get_running_loop()
         self._handle: Any = None
         self._names: frozenset[str] = frozenset()
@@ -232,8 +236,9 @@ class Fleet:
         """Where a request costs least, of those that are ready."""
         now, conversation = self._loop.time(), run.request.conversation
         home = None if conversation is None else self._homes.get(conversation)
-        choice = router.choose(run.hashes, len(run.request.prompt), self._loads, now, home)
-        router.routed(run.name, choice, run.hashes, now)
+        adapter, size = run.request.adapter_name, len(run.request.prompt)
+        choice = router.choose(run.hashes, size, self._loads, now, home, adapter)
+        router.routed(run.name, choice, run.hashes, now, adapter)
         self._routed[ROUTED_AS[choice.why]] += 1
         if conversation is not None:
             self._homes[conversation] = choice.replica
@@ -282,6 +287,12 @@ class Fleet:
                 elsewhere = self._turns.observe(link.number, stats.tenants, gone)
                 if books and elsewhere:
                     link.send(ServedElsewhere(elsewhere))
+            case Adapters(loaded, gone_names):
+                seconds = {one.name: one.seconds for one in loaded}
+                if self._router is not None:
+                    self._router.adapters.loaded(link.number, seconds, gone_names)
+            case WantAdapter():
+                self._on_wanted(link, message)
             case Blocks(stored, removed, cleared):
                 replica.heard.blocks(message)
                 if cleared:
@@ -298,6 +309,8 @@ class Fleet:
         """What it was computing is to go on elsewhere."""
         self.ledger.forget(replica.link.number)
         self._turns.forget(replica.link.number)
+        if self._router is not None:
+            self._router.adapters.forget(replica.link.number)
         self._take_away(replica, replica.runs.keys() if has_died else set(), alone=False)
 
     def _take_away(self, replica: Replica, dead: Set[str], *, alone: bool) -> None:

@@ -103,6 +103,7 @@ class Heads:
 
 def _computing(request: EngineRequest, size: int) -> EngineRequest:
     """Computes the first `size` tokens as `request` does."""
+    adapter = request.adapter
     return EngineRequest(
         request_id=f"head_{secrets.token_hex(8)}",
         tenant=request.tenant,
@@ -112,4 +113,5 @@ def _computing(request: EngineRequest, size: int) -> EngineRequest:
         share=request.share,
         cache=structs.replace(request.cache, up_to=None),
         pin=request.pin,
+        adapter=None if adapter is None or adapter.start >= size else adapter,
     )

@@ -13,7 +13,7 @@ from typing import Any, Final
 from ray.exceptions import RayError
 from ray.serve.exceptions import RayServeException
 
-from app.cluster.messages import ToDoor, decode_to_door
+from app.cluster.messages import Brought, ToDoor, decode_to_door
 from app.cluster.node.replica import BEAT_SECONDS, SILENCE_SECONDS
 from engine.api import EngineUnavailable
 from engine.questions import AnswerT, Question, SaidT
@@ -69,6 +69,18 @@ class Link:
                 return question.decode(await call)
         except LOST as error:
             raise EngineUnavailable("a replica does not answer") from error
+
+    async def bring(self, piece: Brought) -> bool:
+        """Have a piece of an adapter taken over; returns when the next one may come, or `False`: no
+        more of it is wanted. Raises `EngineUnavailable`.
+        """
+        try:
+            call = self._handle.bring.remote(encode(piece), replica=self._replica)
+            async with asyncio.timeout(SILENCE_SECONDS):
+                wanted: bool = await call
+                return wanted
+        except LOST as error:
+            raise EngineUnavailable("a replica does not take an adapter") from error
 
     async def close(self) -> None:
         """Leave; the replica aborts what is left of this door's requests."""

@@ -102,6 +102,7 @@ def _added(one: EngineStats, other: EngineStats) -> EngineStats:
     return msgspec.structs.replace(
         total,
         tenants=tenants,
+        adapters=[*one.adapters, *other.adapters],
         reuse=_curve(one, other),
         num_experts=max(one.num_experts, other.num_experts),
         expert_imbalance=max((known for known in imbalances if known is not None), default=None),

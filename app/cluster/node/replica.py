@@ -9,15 +9,26 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import tempfile
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import aclosing
+from functools import partial
 from pathlib import Path
 from typing import Final
 
 import msgspec
 from ray.serve import get_replica_context
 
-from app.cluster.messages import Beat, Hello, ToDoor, state_since
+from app.cluster.messages import (
+    Adapters,
+    Beat,
+    Hello,
+    ToDoor,
+    adapters_since,
+    decode_brought,
+    state_since,
+)
+from app.cluster.node.errands import Errands
 from app.cluster.node.events import Follower
 from app.cluster.node.scaling import KV_SHARE, QUEUE_SECONDS
 from app.cluster.rollout import Deployed, Greeting, own_release
@@ -127,6 +138,8 @@ class EngineReplica:
             config, given.rebuild_seconds, given.silence_seconds, given.loading_seconds
         )
         self._doors: dict[str, _Door] = {}
+        self._errands = Errands(self._doors)
+        self._engine.adapters = self._errands.fetch
         self._name = get_replica_context().replica_id.unique_id
         await self._engine.start()
         self._pulse = Pulse(self._engine, self._tell_all)
@@ -167,6 +180,7 @@ class EngineReplica:
                     yield encode(message)
         finally:
             del self._doors[door]
+            self._errands.lose(own)
             await own.close()
 
     async def tell(self, door: str, messages: Sequence[bytes], replica: str) -> None:
@@ -176,6 +190,13 @@ class EngineReplica:
         for message in messages:
             await own.hear(decode_to_engine(message))
         own.is_heard()
+
+    async def bring(self, piece: bytes, replica: str) -> bool:
+        """Take a piece of an adapter (`Brought`) from a door that was asked for it; returns when it
+        may bring the next one. `False`: no more of it is wanted.
+        """
+        self._expect(replica)
+        return await self._errands.bring(decode_brought(piece))
 
     async def ask(self, question: bytes, replica: str) -> bytes:
         """The answer to a question of `engine.questions`. Raises `EngineUnavailable`."""
@@ -219,6 +240,8 @@ class _Door:
         self._others: list[ToDoor] = []
         self._news = asyncio.Event()
         self._requests: dict[str, asyncio.Task[None]] = {}
+        self._adapters: Counter[bytes] = Counter()
+        """How many of its requests have each."""
         self._heard_at = self._loop.time()
         self._beat_at = self._loop.time()
         self._following = asyncio.create_task(Follower(self.put, *events).run())
@@ -227,6 +250,10 @@ class _Door:
     def is_heard_of(self) -> bool:
         """Whether it still says something now and then."""
         return self._loop.time() - self._heard_at < SILENCE_SECONDS
+
+    def needs(self, adapter: bytes) -> bool:
+        """See `app.cluster.node.errands.Door`."""
+        return self._adapters[adapter] > 0
 
     def is_heard(self) -> None:
         """It has said something, if only that it is there."""
@@ -248,7 +275,7 @@ class _Door:
                     await asyncio.sleep(0)  # the other requests of the step have theirs by then
         if self._loop.time() >= self._beat_at:
             self._beat_at = self._loop.time() + BEAT_SECONDS
-            self._others.append(self._state())
+            self._others += self._state()
         self._flush()
         self._news.clear()
         told, self._others = self._others, []
@@ -260,6 +287,9 @@ class _Door:
             case Submit(request):
                 task = asyncio.create_task(self._serve(request))
                 self._requests[request.request_id] = task
+                if request.adapter is not None:
+                    self._adapters[request.adapter.name] += 1
+                    task.add_done_callback(partial(self._done_with, request.adapter.name))
             case Abort(request_id, None):
                 task_or_none = self._requests.pop(request_id, None)
                 if task_or_none is not None:
@@ -295,14 +325,22 @@ class _Door:
             if self._requests.get(request.request_id) is asyncio.current_task():
                 del self._requests[request.request_id]
 
-    def _state(self) -> ToDoor:
+    def _done_with(self, adapter: bytes, _: asyncio.Task[None]) -> None:
+        self._adapters[adapter] -= 1
+        if not self._adapters[adapter]:
+            del self._adapters[adapter]
+
+    def _state(self) -> list[ToDoor]:
         """How the engine is, if it has said so: what takes it long is no silence of the replica."""
         stats = self._pulse.stats
         if stats is None or stats is self._told:
-            return Beat()
+            return [Beat()]
         before, self._told = self._told, stats
-        told = None if before is None else before.tenants
-        return state_since(told, stats, self._books())
+        if before is None:
+            return [state_since(None, stats, self._books()), Adapters(stats.adapters)]
+        state = state_since(before.tenants, stats, self._books())
+        adapters = adapters_since(before.adapters, stats.adapters)
+        return [state] if adapters is None else [state, adapters]
 
     def _flush(self) -> None:
         if self._deltas:

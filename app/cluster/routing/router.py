@@ -13,6 +13,9 @@ Three more costs keep the caches worth together what one large cache would be:
   do is counted where prompts part.
 - Whatever is computed evicts something. A replica that has computed more than its share, of late,
   evicts what is younger, and costs more.
+
+And an adapter (`app.cluster.routing.adapters`) is waited for where it is not loaded, and evicts
+something there, too.
 """
 
 from __future__ import annotations
@@ -23,6 +26,7 @@ from dataclasses import dataclass, replace
 from hashlib import blake2b
 from typing import Final, Literal
 
+from app.cluster.routing.adapters import AdapterPlaces
 from app.cluster.routing.in_flight import InFlight
 from app.cluster.routing.index import PrefixIndex
 
@@ -32,6 +36,9 @@ WORK_WEIGHT: Final = 7.0
 """What a second of computing costs those behind it, where a second of waiting counts 1."""
 CROWDING_WEIGHT: Final = 2.0
 """What it costs to have computed twice one's share, in what a request takes to compute."""
+LOAD_WEIGHT: Final = 3.0
+"""What a second of loading an adapter costs: who waits for it, and those behind, for whose blocks
+there is less memory."""
 STALE_SECONDS: Final = 2.0
 """A replica that has said nothing for so long is not believed any more."""
 FULL_SHARE: Final = 0.02
@@ -82,6 +89,7 @@ class _Prompt:
     hashes: Sequence[bytes]
     num_tokens: int
     home: int | None
+    adapter: bytes
 
 
 class Router:
@@ -97,6 +105,7 @@ class Router:
         self._draw = random.Random(seed)
         self._in_flight = InFlight()
         self._placements = Placements()
+        self.adapters = AdapterPlaces()
 
     def choose(
         self,
@@ -105,15 +114,16 @@ class Router:
         loads: Mapping[int, ReplicaLoad],
         now: float,
         home: int | None = None,
+        adapter: bytes = b"",
     ) -> Choice:
         """A replica of `loads` for a prompt whose full blocks have these hashes.
 
-        `home` is where the response was made that it continues, if that is known. Raises
-        `ValueError` where there are no replicas.
+        `home` is where the response was made that it continues, if that is known, and `adapter` the
+        name of what it waits for, if anything. Raises `ValueError` where there are no replicas.
         """
         if not loads:
             raise ValueError("loads: there is no replica")
-        prompt = _Prompt(hashes, prompt_tokens, home)
+        prompt = _Prompt(hashes, prompt_tokens, home, adapter)
         since = now - STALE_SECONDS
         fit = {
             replica: load
@@ -124,7 +134,14 @@ class Router:
             fit = {one: load for one, load in loads.items() if load.said_at >= since}
         return self._by_score(prompt, fit, now) if fit else self._blindly(prompt, loads)
 
-    def routed(self, request_id: str, choice: Choice, hashes: Sequence[bytes], now: float) -> None:
+    def routed(
+        self,
+        request_id: str,
+        choice: Choice,
+        hashes: Sequence[bytes],
+        now: float,
+        adapter: bytes = b"",
+    ) -> None:
         """The request is on its way: its blocks will be there, and it is waited for.
 
         Raises `ValueError` for an id that is under way.
@@ -132,24 +149,32 @@ class Router:
         self._in_flight.add(request_id, choice.replica, hashes, choice.prefill_seconds, now)
         branch = _branch(hashes, choice.known_blocks)
         self._placements.add(choice.replica, choice.prefill_seconds, branch)
+        if adapter:
+            self.adapters.routed(request_id, choice.replica, adapter, now)
 
     def finished(self, request_id: str) -> None:
         """The request is over, for whatever reason."""
         self._in_flight.remove(request_id)
+        self.adapters.finished(request_id)
 
     def gone(self, replica: int) -> list[str]:
         """The replica is no more; returns the requests that were under way there."""
         self._placements.drop(replica)
-        return self._in_flight.drop(replica)
+        lost = self._in_flight.drop(replica)
+        for request_id in lost:
+            self.adapters.finished(request_id)
+        return lost
 
     def _by_score(self, prompt: _Prompt, loads: Mapping[int, ReplicaLoad], now: float) -> Choice:
         depths = self._depths(prompt.hashes)
         known = max((depth for one, depth in depths.items() if one in loads), default=0)
         branch = _branch(prompt.hashes, known)
         costs = self._costs(loads, now)
+        new = _first_new(prompt.hashes, known)
+        if prompt.adapter:
+            new = self._count_loading(costs, prompt.adapter, now) or new
         choices: dict[int, Choice] = {}
         scores: dict[int, float] = {}
-        new = _first_new(prompt.hashes, known)
         near = shortlist(new, depths, costs, EQUAL_SECONDS)
         homes = [prompt.home] if prompt.home is not None and prompt.home in loads else []
         for replica in dict.fromkeys([*near, *homes]):
@@ -203,6 +228,16 @@ class Router:
             replica: (queue if queue > 0 else 0.0) + CROWDING_WEIGHT * crowding[replica]
             for replica, queue in queues.items()
         }
+
+    def _count_loading(self, costs: dict[int, float], adapter: bytes, now: float) -> bytes | None:
+        """Add to `costs` what an adapter costs where it is not; returns it if it is nowhere, so
+        that all doors prefer the same replica for it, which may have it in the host's memory.
+        """
+        without = [one for one in costs if not self.adapters.has(one, adapter, now)]
+        seconds = self.adapters.seconds(adapter)
+        for replica in without:
+            costs[replica] += LOAD_WEIGHT * seconds
+        return adapter if len(without) == len(costs) else None
 
     def _blindly(self, prompt: _Prompt, loads: Mapping[int, ReplicaLoad]) -> Choice:
         """The better of two replicas by what this door has sent them (Mitzenmacher, 2001)."""

@@ -34,7 +34,10 @@ class LinearChange:
 class _Part:
     """Some ranks of a change."""
 
-    place: LinearPlace
+    product: int
+    column: int
+    num_inputs: int
+    num_outputs: int
     scale: float
     rank: int
     page: int
@@ -43,9 +46,9 @@ class _Part:
     """The byte of the page where it begins."""
 
     def views(self, page: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """What it takes, [rank, in_features], and gives, [rank, out_features], in that page."""
+        """What it takes, [rank, num_inputs], and gives, [rank, num_outputs], in that page."""
         size = self.rank * dtype.itemsize
-        down, up = size * self.place.in_features, size * self.place.out_features
+        down, up = size * self.num_inputs, size * self.num_outputs
         behind = self.start + _whole_lines(down)
         return (
             page[self.start : self.start + down].view(dtype).view(self.rank, -1),
@@ -54,38 +57,31 @@ class _Part:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class AdapterImage:
-    """An adapter for one model, in pages of the host's memory."""
+class AdapterLayout:
+    """Where in its pages an adapter's weights lie, and what they are added to."""
 
-    pages: Tensor  # uint8 [num_pages, bytes of a page]
     dtype: torch.dtype
-    _parts: tuple[_Part, ...]
-    _num_products: int
+    parts: tuple[_Part, ...]
+    num_products: int
     """Of the model."""
 
     def within(self, memory: Tensor, pages: Sequence[int]) -> Adapter:
         """What computes, once these pages of `memory`, [num_pages, bytes of a page], hold it."""
         changes: dict[int, list[LowRank]] = {}
-        for part in self._parts:
+        for part in self.parts:
             down, up = part.views(memory[pages[part.page]], self.dtype)
-            found = LowRank(down, up, part.place.column, part.scale)
-            changes.setdefault(part.place.product, []).append(found)
-        numbers = range(self._num_products)
+            found = LowRank(down, up, part.column, part.scale)
+            changes.setdefault(part.product, []).append(found)
+        numbers = range(self.num_products)
         return Adapter(tuple(tuple(changes.get(n, ())) for n in numbers), tuple(pages))
 
-    @property
-    def num_pages(self) -> int:
-        """See `engine.adapters.memory.Image`."""
-        return len(self.pages)
 
-    @property
-    def page_bytes(self) -> int:
-        """See `engine.adapters.memory.Image`."""
-        return self.pages.shape[1]
+@dataclass(frozen=True, slots=True, eq=False)
+class AdapterImage:
+    """An adapter for one model, or a rank's part of one, in pages of the host's memory."""
 
-    def fill(self, number: int, target: memoryview) -> None:
-        """See `engine.adapters.memory.Image`."""
-        target[:] = self.pages[number].numpy().data
+    pages: Tensor  # uint8 [num_pages, bytes of a page]
+    layout: AdapterLayout
 
 
 def make_image(
@@ -98,23 +94,24 @@ def make_image(
 
     Raises `ValueError` where a page is too small for a single rank.
     """
-    parts = tuple(_parts(changes, dtype.itemsize, page_bytes))
+    placed = list(_parts(changes, dtype.itemsize, page_bytes))
+    parts = tuple(part for _, part in placed)
     pages = torch.zeros(parts[-1].page + 1, page_bytes, dtype=torch.uint8)
     ranks: dict[LinearPlace, int] = {}
-    for part in parts:
-        change, first = changes[part.place], ranks.get(part.place, 0)
-        up = change.up if part.place.order is None else change.up[part.place.order]
-        ranks[part.place] = first + part.rank
-        own = slice(first, ranks[part.place])
+    for place, part in placed:
+        change, first = changes[place], ranks.get(place, 0)
+        up = change.up if place.order is None else change.up[place.order]
+        ranks[place] = first + part.rank
+        own = slice(first, ranks[place])
         down_view, up_view = part.views(pages[part.page], dtype)
-        down_view.copy_(change.down[own])
+        down_view.copy_(change.down[own, place.inputs or slice(None)])
         up_view.copy_(up[:, own].T)
-    return AdapterImage(pages, dtype, parts, num_products)
+    return AdapterImage(pages, AdapterLayout(dtype, parts, num_products))
 
 
 def _parts(
     changes: Mapping[LinearPlace, LinearChange], itemsize: int, page_bytes: int
-) -> Iterator[_Part]:
+) -> Iterator[tuple[LinearPlace, _Part]]:
     """One behind the other, in as few pages as that takes."""
     page = start = 0
     for place, change in changes.items():
@@ -125,14 +122,18 @@ def _parts(
                 raise ValueError(f"a page of {page_bytes} bytes is too small for a rank")
             if rank:
                 rank = min(rank, left)
-                yield _Part(place, change.scale, rank, page, start)
+                sizes = place.own_inputs, place.own_outputs
+                yield (
+                    place,
+                    _Part(place.product, place.column, *sizes, change.scale, rank, page, start),
+                )
                 start, left = start + _num_bytes(place, rank, itemsize), left - rank
             else:
                 page, start = page + 1, 0
 
 
 def _most_ranks(place: LinearPlace, itemsize: int, room: int) -> int:
-    rank = room // (itemsize * (place.in_features + place.out_features))
+    rank = room // (itemsize * (place.own_inputs + place.own_outputs))
     while rank and _num_bytes(place, rank, itemsize) > room:
         rank -= 1
     return min(rank, MOST_RANKS)
@@ -140,7 +141,7 @@ def _most_ranks(place: LinearPlace, itemsize: int, room: int) -> int:
 
 def _num_bytes(place: LinearPlace, rank: int, itemsize: int) -> int:
     size = rank * itemsize
-    return _whole_lines(size * place.in_features) + _whole_lines(size * place.out_features)
+    return _whole_lines(size * place.own_inputs) + _whole_lines(size * place.own_outputs)
 
 
 def _whole_lines(num_bytes: int) -> int:

@@ -56,14 +56,14 @@ class FusedDecoder:
         quantization: Quantization,
         batch_invariant: bool,
         shard: Shard | None = None,
-        linears: Places | None = None,
+        linears: Sequence[Places] = ({},),
     ) -> None:
         """Pack the weights of `description`, and take each from its module once it is packed.
 
         With a `shard` it is the part of that rank (`engine.model.layers.shard`). Adapters may
-        change the `linears`.
+        change the `linears`, which each rank has its part of.
         """
-        self.linears = linears or {}
+        self.linears = linears
         self._dtype = description.embedding.weight.dtype
         packer = Packer(quantization, batch_invariant, self._dtype, shard)
         self._embedding_scale = description.embedding_scale
@@ -298,10 +298,12 @@ def fuse(
     `EngineError` where it cannot be cut.
     """
     description = describe(model, calls, max_positions)
-    if shard is not None:
-        return FusedDecoder(cut(description, shard), quantization, batch_invariant, shard)
-    linears = fused_places(model, description)
-    return FusedDecoder(description, quantization, batch_invariant, linears=linears)
+    if shard is None:
+        linears = [fused_places(model, description)]
+        return FusedDecoder(description, quantization, batch_invariant, linears=linears)
+    ranks = [Shard(rank, shard.size) for rank in range(shard.size)]
+    linears = [fused_places(model, description, rank) for rank in ranks]
+    return FusedDecoder(cut(description, shard), quantization, batch_invariant, shard, linears)
 
 
 def _own_table(table: Tensor) -> Tensor:

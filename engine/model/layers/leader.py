@@ -7,10 +7,13 @@ longer do the same cannot be put right: then the engine is broken, and is to be 
 from __future__ import annotations
 
 import io
+import itertools
 import pickle
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
 from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnProcess
 from typing import Any, Concatenate, ParamSpec, TypeVar
@@ -19,7 +22,10 @@ import torch
 from torch import Tensor
 
 from engine.api import EngineBroken, EngineError
+from engine.batch.batch import Batch
 from engine.model.layers.layout import AttentionLayout
+from engine.model.layers.linear_places import Places
+from engine.model.layers.page_channel import PageChannel, Pages
 from engine.model.layers.paged_model import PagedModel, Weights
 from engine.model.layers.shard import Shard, leave
 from kernels.kv_format import KvDtype
@@ -34,14 +40,19 @@ class Followers:
     """The other ranks, in processes that end with this one."""
 
     def __init__(
-        self, processes: Sequence[SpawnProcess], connections: Sequence[Connection]
+        self,
+        processes: Sequence[SpawnProcess],
+        connections: Sequence[Connection],
+        channels: Sequence[PageChannel],
     ) -> None:
         self.shard = Shard(0, 1 + len(processes))
         """The leader's."""
         self._connections = list(connections)
         self._processes = list(processes)
+        self._channels = list(channels)
+        self._tickets = itertools.count()
         self.close: Callable[[], object] = weakref.finalize(
-            self, _end, self._processes, self._connections
+            self, _end, self._processes, [*self._connections, *self._channels]
         )
         """End them. Whoever lets go of them does so too."""
 
@@ -54,6 +65,12 @@ class Followers:
                 problem = "it ended at start"
             if problem is not None:
                 raise EngineError(f"tensor_parallel: a process cannot serve its part: {problem}")
+
+    def filling(self, pages: Sequence[Pages]) -> Callable[[], None]:
+        """What any thread is to do so that each has these pages, behind all that they were told."""
+        ticket = next(self._tickets)
+        with self.do("expect_pages", ticket):
+            return partial(_send, self._channels, ticket, pages)
 
     @contextmanager
     def do(self, method: str, *arguments: object) -> Iterator[None]:
@@ -72,7 +89,12 @@ class Followers:
             raise EngineBroken(f"the processes of one model fell apart: {said}") from error
 
 
-def _end(processes: list[SpawnProcess], connections: list[Connection]) -> None:
+def _send(channels: Sequence[PageChannel], ticket: int, pages: Sequence[Pages]) -> None:
+    for channel, own in zip(channels, pages, strict=True):
+        channel.send(ticket, own)
+
+
+def _end(processes: list[SpawnProcess], connections: list[Connection | PageChannel]) -> None:
     """They end where their connection does, unless they are in the middle of something."""
     for connection in connections:
         connection.close()
@@ -124,7 +146,32 @@ class LeadingModel(PagedModel):
     swap_out = _led(PagedModel.swap_out)
     swap_in = _led(PagedModel.swap_in)
     copy_pages = _led(PagedModel.copy_pages)
-    forward = _led(PagedModel.forward)
+    use_adapter = _led(PagedModel.use_adapter)
+    forget_adapter = _led(PagedModel.forget_adapter)
+
+    @property
+    def adaptable(self) -> list[tuple[Places, int]]:
+        """See `PagedModel.adaptable`."""
+        linears, storage = self.weights.decoder.linears, self.kv_storage
+        sizes = [part.pages(self.block_size, storage).page_size for part in self._parts]
+        return [
+            (linears[rank % len(linears)], size * storage.itemsize)
+            for rank, size in enumerate(sizes)
+        ]
+
+    def filling(self, others: Sequence[Pages]) -> Callable[[], None]:
+        """See `PagedModel.filling`."""
+        return self.followers.filling(others)
+
+    def forward(self, batch: Batch) -> Tensor:
+        """See `PagedModel.forward`. An adapter's weights are on every rank: it goes by its name."""
+        if not batch.adapted:
+            with self.followers.do("forward", batch):
+                return super().forward(batch)
+        names = {adapter: name for name, adapter in self.adapters.items()}
+        adapted = [(names[adapter], rows) for adapter, rows in batch.adapted]
+        with self.followers.do("forward_with", replace(batch, adapted=()), adapted):
+            return super().forward(batch)
 
 
 class _Pickler(pickle.Pickler):

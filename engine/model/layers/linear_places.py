@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 from engine.model.checkpoints.coded_linear import CodedLinear, Product
 from engine.model.layers.description import DenseDescription, Description, LayerDescription
 from engine.model.layers.packing import reordered
+from engine.model.layers.shard import Shard, attention_part, dense_part
 from kernels.layers import product_number
 
 UNCHANGED: Final = {"gate", "router", "shared_expert_gate", "kv_b_proj", "dt_proj"}
@@ -20,7 +21,7 @@ UNCHANGED: Final = {"gate", "router", "shared_expert_gate", "kv_b_proj", "dt_pro
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LinearPlace:
-    """Where the outputs of a linear layer are computed."""
+    """Where the outputs of a linear layer are computed, or a rank's part of it."""
 
     product: int
     """Its number among all products that adapters may change."""
@@ -29,7 +30,19 @@ class LinearPlace:
     column: int = 0
     """Of the product's outputs, the first that is this layer's."""
     order: Tensor | None = None
-    """[out_features], places: the order in which they are there; `None`: their own."""
+    """[own_outputs], places: which outputs are there, in their order; `None`: all, in their own."""
+    inputs: slice | None = None
+    """Which inputs are; `None`: all."""
+
+    @property
+    def own_inputs(self) -> int:
+        """How many of its inputs are there."""
+        return len(range(self.in_features)[self.inputs or slice(None)])
+
+    @property
+    def own_outputs(self) -> int:
+        """How many of its outputs are computed there."""
+        return self.out_features if self.order is None else len(self.order)
 
 
 Places = Mapping[str, LinearPlace]
@@ -41,13 +54,15 @@ def shapes(places: Places) -> dict[str, tuple[int, int]]:
     return {name: (one.in_features, one.out_features) for name, one in places.items()}
 
 
-def fused_places(model: nn.Module, description: Description) -> Places:
-    """Those of a model whose layers are fused as `description` says."""
+def fused_places(model: nn.Module, description: Description, shard: Shard | None = None) -> Places:
+    """Those of a whole model whose layers are fused as `description` says, once only the part of a
+    `shard` is left.
+    """
     names = {module: name for name, module in model.named_modules()}
     return {
         names[module]: place
         for number, layer in enumerate(description.layers)
-        for module, place in _of_layer(number, layer)
+        for module, place in _of_layer(number, layer, shard)
     }
 
 
@@ -69,24 +84,40 @@ def own_places(model: PreTrainedModel, called: set[str]) -> Places:
     }
 
 
-def _of_layer(number: int, layer: LayerDescription) -> Iterator[tuple[Product, LinearPlace]]:
-    yield from _side_by_side(product_number(number, "qkv"), layer.qkv, layer.head_order)
-    yield from _side_by_side(product_number(number, "out"), [layer.out])
+def _of_layer(
+    number: int, layer: LayerDescription, shard: Shard | None
+) -> Iterator[tuple[Product, LinearPlace]]:
+    rows, inputs = (None, None) if shard is None else attention_part(layer, shard)
+    yield from _side_by_side(product_number(number, "qkv"), layer.qkv, rows, layer.head_order)
+    yield _behind(product_number(number, "out"), layer.out, inputs)
     network = layer.network
     dense = network if isinstance(network, DenseDescription) else network.shared
     if dense is not None:
-        yield from _side_by_side(product_number(number, "gate_up"), dense.gate_up)
-        yield from _side_by_side(product_number(number, "down"), [dense.down])
+        rows, inputs = (None, None) if shard is None else dense_part(dense, shard)
+        yield from _side_by_side(product_number(number, "gate_up"), dense.gate_up, rows)
+        yield _behind(product_number(number, "down"), dense.down, inputs)
 
 
 def _side_by_side(
-    product: int, parts: list[Product], head_order: Tensor | None = None
+    product: int,
+    parts: list[Product],
+    rows: list[Tensor] | None,
+    head_order: Tensor | None = None,
 ) -> Iterator[tuple[Product, LinearPlace]]:
-    """Queries and keys, the first two, have the dimensions of each head in that order."""
+    """Of each part these rows. Queries and keys, the first two, have the dimensions of each head in
+    that order.
+    """
     column = 0
     for index, part in enumerate(parts):
-        order = None
+        order = None if rows is None else rows[index]
         if head_order is not None and index < 2:
-            order = reordered(part.out_features, head_order)
-        yield part, LinearPlace(product, part.in_features, part.out_features, column, order)
-        column += part.out_features
+            own = reordered(part.out_features if order is None else len(order), head_order)
+            order = own if order is None else order[own]
+        place = LinearPlace(product, part.in_features, part.out_features, column, order)
+        yield part, place
+        column += place.own_outputs
+
+
+def _behind(product: int, part: Product, inputs: slice | None) -> tuple[Product, LinearPlace]:
+    """What all ranks' sums are of, each of its own inputs."""
+    return part, LinearPlace(product, part.in_features, part.out_features, inputs=inputs)

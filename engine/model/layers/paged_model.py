@@ -8,8 +8,9 @@ What computes is `engine.model.layers.fused` for the families that it knows and
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -24,6 +25,7 @@ from engine.model.layers.eager.decoder import EagerDecoder
 from engine.model.layers.fused import FusedDecoder
 from engine.model.layers.layout import AttentionCall, AttentionLayout
 from engine.model.layers.linear_places import Places
+from engine.model.layers.page_channel import Pages, Tickets
 from kernels.attention import prepare
 from kernels.backends import default
 from kernels.huge_pages import lazy_zeros
@@ -56,6 +58,14 @@ class Weights:
         return isinstance(self.decoder, FusedDecoder)
 
 
+class Layout(Protocol):
+    """Where in its pages an adapter lies: `engine.model.adapters.images` makes them."""
+
+    def within(self, memory: Tensor, pages: Sequence[int]) -> Adapter:
+        """What computes, once these pages of `memory`, [num_pages, bytes of a page], hold it."""
+        ...
+
+
 class PagedModel:
     """A loaded model with its KV memory.
 
@@ -86,6 +96,10 @@ class PagedModel:
         self.device = weights.device
         self.dtype = weights.dtype
         self.host_memory = torch.empty(0)
+        self.rank = 0
+        """Which part of the model this is, where several processes compute it."""
+        self.tickets = Tickets()
+        """For pages that the first rank fills here."""
         self.adapters: dict[bytes, Adapter] = {}
         """By the names that requests have for them: those whose weights are in the KV memory."""
         try:
@@ -113,8 +127,13 @@ class PagedModel:
 
     @property
     def linears(self) -> Places:
-        """What adapters may change: nothing of a model that several processes compute."""
-        return {} if self.layout.whole is not None else self.weights.decoder.linears
+        """What adapters may change, of this rank's."""
+        return self.adaptable[0][0]
+
+    @property
+    def adaptable(self) -> list[tuple[Places, int]]:
+        """By rank: what adapters may change of it, and the bytes of its pages."""
+        return [(self.weights.decoder.linears[0], self.page_bytes)]
 
     @property
     def kinds(self) -> tuple[Kind, ...]:
@@ -135,6 +154,25 @@ class PagedModel:
     def kv_storage(self) -> torch.dtype:
         """The element type of the KV memory."""
         return storage_dtype(self.kv_dtype, self.dtype)
+
+    def use_adapter(self, name: bytes, layouts: Sequence[Layout], pages: Sequence[int]) -> None:
+        """From now on requests' adapter of that name is what these pages hold, by rank as these
+        `layouts` say.
+        """
+        self.adapters[name] = layouts[self.rank].within(self.rows, pages)
+
+    def forget_adapter(self, name: bytes) -> None:
+        """There is no adapter of that name any more: no step that is still to come has it."""
+        del self.adapters[name]
+
+    def filling(self, others: Sequence[Pages]) -> Callable[[], None]:
+        """What any thread is to do so that the ranks behind the first have these pages."""
+        assert not others, "there is no other rank"
+        return _nothing
+
+    def expect_pages(self, ticket: int) -> None:
+        """The first rank may fill pages here."""
+        self.tickets.admit(ticket)
 
     def allocate(self, num_pages: int) -> None:
         """Allocate the KV memory, zeroed: no page ever shows what memory held before."""
@@ -169,6 +207,10 @@ class PagedModel:
         """The bytes of the KV memory: [num_pages, bytes of a page]."""
         return self.memory.view(torch.uint8)
 
+    def page(self, number: int) -> Tensor:
+        """The bytes of one page: [bytes of a page]."""
+        return self.rows[number]
+
     @torch.inference_mode()
     def copy_pages(self, copies: Sequence[tuple[int, int]]) -> None:
         """Copy the KV of whole pages, all (source, target) pairs in one call."""
@@ -184,6 +226,12 @@ class PagedModel:
             batch = replace(batch, adapted=tuple(AdaptedRows(*pair) for pair in rows))
         return self.weights.decoder.forward(self.arranged(batch), self.caches)
 
+    @torch.inference_mode()
+    def forward_with(self, batch: Batch, adapted: Sequence[tuple[bytes, Tensor]]) -> Tensor:
+        """`forward`, as the first rank tells of it: adapters by their names, and their rows."""
+        rows = tuple(AdaptedRows(self.adapters[name], own) for name, own in adapted)
+        return self.forward(replace(batch, adapted=rows))
+
     def arranged(self, batch: Batch) -> Batch:
         """A batch as it is computed where results must not depend on batch-mates."""
         if not self.batch_invariant:
@@ -196,6 +244,10 @@ class PagedModel:
             attention=replace(batch.attention, batch_invariant=True),
             states=None if states is None else replace(states, batch_invariant=True),
         )
+
+
+def _nothing() -> None:
+    """Nobody else is to have anything."""
 
 
 def _lazy_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:

@@ -172,19 +172,37 @@ def _layer(layer: LayerDescription, shard: Shard) -> LayerDescription:
     require_heads(num_kv_heads, shard)
     if options.joint_norms is not None:
         raise EngineError("tensor_parallel: norms over all heads together cannot be cut")
-    out = _plain(layer.out)
-    own, head_dim = shard.part(num_kv_heads), out.weight.shape[1] // num_heads
+    rows, queries = attention_part(layer, shard)
+    _keep_outputs(layer.qkv, rows)
+    _keep_inputs(_plain(layer.out), queries, shard)
+    network = _network(layer.network, shard)
+    heads_of_group, count = num_heads // num_kv_heads, shard.count(num_kv_heads)
+    own = _times(shard.part(num_kv_heads), heads_of_group)
+    sinks = None if options.sinks is None else options.sinks[own]
+    options = replace(options, num_heads=count * heads_of_group, num_kv_heads=count, sinks=sinks)
+    return replace(layer, options=options, network=network)
+
+
+def attention_part(layer: LayerDescription, shard: Shard) -> tuple[list[Tensor], slice]:
+    """Which outputs a rank has, of each product before a whole layer's attention, and which inputs
+    of the one behind it.
+    """
+    num_heads, num_kv_heads = layer.options.num_heads, layer.options.num_kv_heads
+    own = shard.part(num_kv_heads)
+    head_dim = _plain(layer.out).weight.shape[1] // num_heads
     # The query heads of a KV head lie side by side, and stay with it.
     heads_of_group = num_heads // num_kv_heads
     queries, keys = _times(own, heads_of_group * head_dim), _times(own, head_dim)
     widths = [num_heads * head_dim, num_kv_heads * head_dim, num_kv_heads * head_dim]
-    _keep_outputs(layer.qkv, widths, [queries, keys, keys])
-    _keep_inputs(out, queries, shard)
-    network = _network(layer.network, shard)
-    count = shard.count(num_kv_heads)
-    sinks = None if options.sinks is None else options.sinks[_times(own, heads_of_group)]
-    options = replace(options, num_heads=count * heads_of_group, num_kv_heads=count, sinks=sinks)
-    return replace(layer, options=options, network=network)
+    return _output_places(len(layer.qkv), widths, [queries, keys, keys]), queries
+
+
+def dense_part(network: DenseDescription, shard: Shard) -> tuple[list[Tensor], slice]:
+    """The same of a whole feed-forward network: before its activation, and behind it."""
+    inter = _plain(network.down).weight.shape[1]
+    inner = shard.part(inter)
+    halves = sum(len(_plain(part).weight) for part in network.gate_up) // inter
+    return _output_places(len(network.gate_up), [inter] * halves, [inner] * halves), inner
 
 
 def _network(
@@ -198,12 +216,9 @@ def _network(
 
 
 def _dense(network: DenseDescription, shard: Shard) -> DenseDescription:
-    down = _plain(network.down)
-    inter = down.weight.shape[1]
-    inner = shard.part(inter)
-    halves = sum(len(_plain(part).weight) for part in network.gate_up) // inter
-    _keep_outputs(network.gate_up, [inter] * halves, [inner] * halves)
-    _keep_inputs(down, inner, shard)
+    rows, inner = dense_part(network, shard)
+    _keep_outputs(network.gate_up, rows)
+    _keep_inputs(_plain(network.down), inner, shard)
     return network
 
 
@@ -257,14 +272,18 @@ def _times(part: slice, width: int) -> slice:
     return slice(part.start * width, part.stop * width)
 
 
-def _keep_outputs(
-    products: Sequence[Product], widths: Sequence[int], parts: Sequence[slice]
-) -> None:
+def _output_places(
+    num_products: int, widths: Sequence[int], parts: Sequence[slice]
+) -> list[Tensor]:
     """Of outputs of these widths the `parts`, be they those of one product or of one each."""
     places = [torch.arange(width)[part] for width, part in zip(widths, parts, strict=True)]
-    if len(products) < len(places):
+    if num_products < len(places):
         starts = accumulate(widths, initial=0)
         places = [torch.cat([start + part for start, part in zip(starts, places, strict=False)])]
+    return places
+
+
+def _keep_outputs(products: Sequence[Product], places: Sequence[Tensor]) -> None:
     for product, rows in zip(map(_plain, products), places, strict=True):
         _set(product, product.weight[rows], None if product.bias is None else product.bias[rows])
 

@@ -9,8 +9,8 @@ from msgspec import structs
 
 from app.cluster.door.fairness import Turns
 from app.cluster.door.ledger import LeaseLedger
-from app.cluster.messages import State, decode_to_door, state_since
-from engine.api import EngineStats, TenantStats
+from app.cluster.messages import Adapters, State, adapters_since, decode_to_door, state_since
+from engine.api import EngineStats, LoadedAdapter, TenantStats
 from engine.serve.messages import encode
 from tests.engine.simulation import simulated_core
 
@@ -102,3 +102,14 @@ def test_who_comes_back_after_a_while_waits_for_nothing_that_others_were_served_
 def test_a_state_says_how_busy_the_replica_is_whoever_has_changed() -> None:
     stats: EngineStats = structs.replace(EMPTY, queue_seconds=3.5, tenants={"a": IDLE})
     assert state_since({"a": IDLE}, stats, False).stats.queue_seconds == 3.5
+
+
+def test_adapters_are_told_of_when_they_come_to_be_loaded_and_when_they_are_gone() -> None:
+    one, other, again = (
+        LoadedAdapter(name, seconds) for name, seconds in ((b"1", 0.5), (b"2", 0.5), (b"1", 0.7))
+    )
+    assert adapters_since([], [one, other]) == Adapters([one, other], [])
+    assert adapters_since([one, other], [other, one]) is None
+    assert adapters_since([one, other], [again]) == Adapters([again], [b"2"])
+    stats = structs.replace(EMPTY, adapters=[one])
+    assert state_since(None, stats, True).stats.adapters == [], "they have a message of their own"

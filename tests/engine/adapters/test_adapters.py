@@ -135,6 +135,15 @@ def test_adapters_come_and_go_in_a_memory_that_holds_few(tmp_path: Path) -> None
             core.submit(asking(str(number), prompt, adapters[number % 6], tokens=8))
         assert run(core, adapters, preempt_after=5) == expected
         assert len(known_to_model(core)) < 6  # what is evicted is forgotten
+        loaded = {one.name: one.seconds for one in core.stats().adapters}
+        assert loaded.keys() <= known_to_model(core).keys()
+        assert loaded, "the last one is there"
+        assert all(seconds > 0 for seconds in loaded.values())
+    core.forget_tenant("a")
+    for number in range(9):  # they need all memory
+        core.submit(asking(str(number), random_prompt(random.Random(number), 250), None, tokens=8))
+    run(core, [])
+    assert not core.stats().adapters
 
 
 MODES: dict[str, dict[str, Any]] = {

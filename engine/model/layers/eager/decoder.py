@@ -107,8 +107,8 @@ class EagerDecoder:
         self._states = StateLayers(model)
         self.calls: list[AttentionCall] = []
         """What each layer that attends asks of its attention."""
-        self.linears: Places = {}
-        """What adapters may change."""
+        self.linears: Sequence[Places] = ({},)
+        """What adapters may change; of several ranks each changes all of it."""
         self.watch()
 
     def layout(self, by_kinds: bool = False) -> AttentionLayout:
@@ -154,7 +154,7 @@ class EagerDecoder:
         """Let linear layers give what adapters change in them, too."""
         hooks = [
             self.model.get_submodule(name).register_forward_hook(_adapts(place.product, adapted))
-            for name, place in (self.linears.items() if adapted else ())
+            for name, place in (self.linears[0].items() if adapted else ())
         ]
         try:
             yield
@@ -229,7 +229,7 @@ class EagerDecoder:
             self.model.set_attn_implementation(_ATTENTION)
             for hook in hooks:
                 hook.remove()
-        self.linears = own_places(self.model, called)
+        self.linears = (own_places(self.model, called),)
         layers = sorted(watch.calls)
         if not self.has_states and (not layers or layers != list(range(len(layers)))):
             raise UnsupportedModel(

@@ -9,7 +9,7 @@ from msgspec import structs
 
 from app.cluster.door import hot_prompts as heads_module
 from app.cluster.door.hot_prompts import Head, Heads
-from engine.api import CachePolicy, EngineRequest, SamplingParams
+from engine.api import AdapterUse, CachePolicy, EngineRequest, SamplingParams
 from tests.engine.simulation import make_request
 
 BLOCK = 4
@@ -26,6 +26,14 @@ def registered(tenant: str, name: str, pin: str | None = None) -> EngineRequest:
 def leased(name: str, up_to: int | None = None) -> EngineRequest:
     cache = CachePolicy(lease_s=30.0, up_to=up_to)
     return make_request(name, list(name.encode() * 10), cache=cache)
+
+
+def test_a_head_is_computed_with_its_adapter_where_that_acts_in_it() -> None:
+    for start, is_used in ((0, True), (7, True), (8, False)):
+        heads, use = Heads(), AdapterUse(b"adapter", start)
+        note(heads, structs.replace(leased("talk", up_to=8), adapter=use))
+        (head,) = share(heads, 0, count=1)
+        assert head.request.adapter == (use if is_used else None)
 
 
 def note(heads: Heads, request: EngineRequest) -> None:
