@@ -4,9 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor
 
 from kernels.types import AdaptedRows
+
+
+def placed(adapted: Sequence[AdaptedRows], device: torch.device) -> tuple[AdaptedRows, ...]:
+    """See `kernels.adapters.placed`."""
+    return tuple(AdaptedRows(adapter, rows.to(device)) for adapter, rows in adapted)
 
 
 def adapt(x: Tensor, output: Tensor, adapted: Sequence[AdaptedRows], product: int) -> None:
