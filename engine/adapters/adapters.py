@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final, NamedTuple
 
-from engine.adapters.files import BadAdapter
+from engine.adapters.config import BadAdapter
 from engine.adapters.memory import AdapterMemory, Image, block_hash, read, write
 from engine.api import EngineRequest
 from engine.disk.memory import BlockMemory, Landing

@@ -261,15 +261,18 @@ def _scores(name: str, dtype: torch.dtype) -> Iterator[Variant]:
 
 
 def _adapters(name: str, dtype: torch.dtype) -> Iterator[Variant]:
-    """Of rows that are whole vectors, as those of real models are, and of any others."""
+    """Of rows that are whole vectors, as those of real models are, and of any others; and back from
+    experts, whose results are wide."""
     types = {"taken_ptr": "*fp32", "order_ptr": "*i64", "blocks_ptr": "*i64"}
     given = ranks.take_options(dtype) | {"DOT_TYPE": dot_type(dtype)}, ranks.give_options(dtype)
     for kernel, options in zip((ranks.take_ranks, ranks.give_columns), given, strict=True):
         known = {key: value for key, value in options.items() if key in kernel.arg_names}
         rest = {key: value for key, value in options.items() if key not in known}
-        for vector in (1, 16 // dtype.itemsize):
-            at = f"{kernel.__name__} {name} by {vector}"
-            yield Variant(at, kernel, dtype, known | {"VECTOR": vector}, rest, types)
+        for vector, of_experts in ((1, False), (16 // dtype.itemsize, False), (8, True)):
+            at = f"{kernel.__name__} {name} by {vector}" + " of experts" * of_experts
+            constants = known | {"VECTOR": vector, "OF_EXPERTS": of_experts}
+            wide = {"output_ptr": "*fp32"} if of_experts else {}
+            yield Variant(at, kernel, dtype, constants, rest, types | wide)
 
 
 def _experts(name: str, dtype: torch.dtype) -> Iterator[Variant]:

@@ -6,11 +6,19 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
+import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from engine.model.checkpoints.coded_linear import CodedLinear, Product
-from engine.model.layers.description import DenseDescription, Description, LayerDescription
+from engine.model.layers.description import (
+    DenseDescription,
+    Description,
+    ExpertsDescription,
+    LayerDescription,
+    MixtureDescription,
+    in_halves,
+)
 from engine.model.layers.packing import reordered
 from kernels.layers import product_number
 
@@ -30,25 +38,33 @@ class LinearPlace:
     """Of the product's outputs, the first that is this layer's."""
     order: Tensor | None = None
     """[out_features], places: the order in which they are there; `None`: their own."""
+    num_experts: int = 0
+    """Which have such a layer each, for the rows that are routed to them; 0: it is for all rows."""
 
 
 Places = Mapping[str, LinearPlace]
 """By the names that modules have in their model."""
 
 
-def shapes(places: Places) -> dict[str, tuple[int, int]]:
-    """Numbers of inputs and outputs, by name."""
-    return {name: (one.in_features, one.out_features) for name, one in places.items()}
+def shapes(places: Places) -> dict[str, tuple[int, ...]]:
+    """Numbers of inputs and outputs, and of experts where it is of some, by name."""
+    return {
+        name: (one.in_features, one.out_features, *([one.num_experts] if one.num_experts else []))
+        for name, one in places.items()
+    }
 
 
 def fused_places(model: nn.Module, description: Description) -> Places:
     """Those of a model whose layers are fused as `description` says."""
     names = {module: name for name, module in model.named_modules()}
-    return {
-        names[module]: place
-        for number, layer in enumerate(description.layers)
-        for module, place in _of_layer(number, layer)
-    }
+    found: dict[str, LinearPlace] = {}
+    for number, layer in enumerate(description.layers):
+        found |= {names[module]: place for module, place in _of_layer(number, layer)}
+        if isinstance(layer.network, MixtureDescription):
+            experts = layer.network.experts
+            for parameter, place in _of_experts(number, experts):
+                found[f"{names[experts.module]}.{parameter}"] = place
+    return found
 
 
 def own_places(model: PreTrainedModel, called: set[str]) -> Places:
@@ -77,6 +93,17 @@ def _of_layer(number: int, layer: LayerDescription) -> Iterator[tuple[Product, L
     if dense is not None:
         yield from _side_by_side(product_number(number, "gate_up"), dense.gate_up)
         yield from _side_by_side(product_number(number, "down"), [dense.down])
+
+
+def _of_experts(number: int, experts: ExpertsDescription) -> Iterator[tuple[str, LinearPlace]]:
+    """Those of a layer, by the names of their module's parameters."""
+    for parameter in ("gate_up_proj", "down_proj"):
+        count, outputs, inputs = experts.shape(parameter)
+        order = None
+        if experts.is_transposed and parameter == "gate_up_proj":
+            order = in_halves(torch.arange(outputs))
+        product = product_number(number, f"experts_{parameter.removesuffix('_proj')}")
+        yield parameter, LinearPlace(product, inputs, outputs, order=order, num_experts=count)
 
 
 def _side_by_side(

@@ -16,7 +16,7 @@ from kernels.native import library
 from kernels.native.library import TYPES
 from kernels.types import AdaptedRows, Adapter
 
-_LOW_RANK: Final = Struct("=2q4qd")
+_LOW_RANK: Final = Struct("=2q6qd")
 """`pw_low_rank` of `adapters.h`, field by field."""
 
 _CHANGE: Final = Struct("=2q")
@@ -25,7 +25,7 @@ _CHANGE: Final = Struct("=2q")
 _ROWS: Final = Struct("=3q")
 """`pw_adapted_rows`."""
 
-_ADAPTATION: Final = Struct("=3q2q3q")
+_ADAPTATION: Final = Struct("=4q2q4q")
 """`pw_adaptation`."""
 
 MOST_RANKS: Final = 256
@@ -50,10 +50,12 @@ def adapt(x: Tensor, output: Tensor, adapted: Sequence[AdaptedRows], product: in
             ctypes.addressof(rows),
             x.data_ptr(),
             output.data_ptr(),
+            0,
             len(adapted),
             product,
             x.stride(0),
             output.stride(0),
+            TYPES[x.dtype],
             TYPES[x.dtype],
         )
     )
@@ -77,6 +79,7 @@ def _address(adapter: Adapter) -> int:
                 *one.down.shape,
                 one.up.shape[1],
                 one.column,
+                *((one.experts.start, len(one.experts)) if one.experts is not None else (0, 0)),
                 one.scale,
             )
             for change in adapter.changes

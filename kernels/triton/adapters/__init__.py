@@ -15,19 +15,20 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from kernels.triton.adapters.expert_rows import ExpertRows
 from kernels.triton.adapters.products import give, take
 from kernels.triton.adapters.tables import PlacedRows, placed
 from kernels.types import AdaptedRows
 
-__all__ = ["adapt", "placed"]
+__all__ = ["ExpertRows", "adapt", "placed"]
 
 
 def adapt(x: Tensor, output: Tensor, adapted: Sequence[AdaptedRows], product: int) -> None:
     """See `kernels.adapters.adapt`."""
     assert x.stride(1) == output.stride(1) == 1
     assert x.dtype == output.dtype
-    rows = adapted if isinstance(adapted, PlacedRows) else placed(adapted, x.device)
-    tiles = rows.num_tiles(product)
+    whole = adapted if isinstance(adapted, PlacedRows) else placed(adapted, x.device)
+    tiles = whole.num_tiles(product)
     if tiles:
         with torch.cuda.device(x.get_device()):  # Triton launches on the current device
-            give(output, take(x, rows, product, tiles), rows, product)
+            give(output, take(x, whole.rows, product, tiles), whole.rows, product, x)

@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.triton.adapters.tables import FIELDS, RANKS, ROWS, PlacedRows
+from kernels.triton.adapters.tables import FIELDS, RANKS, ROWS, Blocks
 from kernels.triton.walk import dot_type
 
 COLUMNS: Final = 64
@@ -24,7 +24,7 @@ _PIECES: Final = 8
 """Programs that share the inputs of a row, at most."""
 
 
-def take(x: Tensor, rows: PlacedRows, product: int, tiles: int) -> Tensor:
+def take(x: Tensor, rows: Blocks, product: int, tiles: int) -> Tensor:
     """What ranks take of rows: float32 [pieces, num_rows, tiles * RANKS], not summed up yet."""
     depth = x.shape[1]
     piece = piece_of(depth)
@@ -43,19 +43,23 @@ def take(x: Tensor, rows: PlacedRows, product: int, tiles: int) -> Tensor:
         len(rows.order),
         x.stride(0),
         VECTOR=rows.vector,
+        OF_EXPERTS=rows.are_of_experts,
         DOT_TYPE=dot_type(x.dtype),
         **take_options(x.dtype),
     )
     return taken
 
 
-def give(output: Tensor, taken: Tensor, rows: PlacedRows, product: int) -> None:
-    """Add to the `output` of rows what ranks give of what they have `taken`."""
+def give(output: Tensor, taken: Tensor, rows: Blocks, product: int, like: Tensor) -> None:
+    """Add to the `output` of rows what ranks, of the type of `like`, give of what they have
+    `taken`.
+    """
     pieces, num_rows, width = taken.shape
     columns = output.shape[1]
     give_columns[triton.cdiv(columns, COLUMNS), rows.blocks.shape[1]](
         output,
         taken,
+        like,
         rows.order,
         rows.blocks,
         product,
@@ -65,7 +69,8 @@ def give(output: Tensor, taken: Tensor, rows: PlacedRows, product: int) -> None:
         width,
         output.stride(0),
         VECTOR=rows.vector,
-        **give_options(output.dtype),
+        OF_EXPERTS=rows.are_of_experts,
+        **give_options(like.dtype),
     )
 
 
@@ -91,18 +96,33 @@ def give_options(dtype: torch.dtype) -> dict[str, Any]:
     return cut | {"PRECISION": exact, "num_warps": 4, "num_stages": 1}
 
 
+@triton.jit
+def tiles_of(block, product, OF_EXPERTS: tl.constexpr):
+    """Where the first tile of a block's adapter, or of its expert, is, and how many there are."""
+    table = tl.load(block).to(block.dtype)
+    entry = table + 2 * product
+    count = tl.load(entry + 1)
+    if OF_EXPERTS:
+        expert = tl.load(block + 3 * tl.num_programs(1))
+        is_changed = expert < count
+        entry = table + tl.where(is_changed, tl.load(entry) + 2 * expert, 2 * product)
+        count = tl.where(is_changed, tl.load(entry + 1), 0)
+    return table + tl.load(entry), count
+
+
 @triton.jit(do_not_specialize=["product", "piece", "num_rows"])
 def take_ranks(
     taken_ptr,
     x_ptr,
     order_ptr,
-    blocks_ptr,  # [3, blocks]
+    blocks_ptr,  # [3 or 4, blocks]
     product,
     depth,
     piece,
     num_rows,
     x_stride,
     VECTOR: tl.constexpr,
+    OF_EXPERTS: tl.constexpr,
     ROWS: tl.constexpr,
     RANKS: tl.constexpr,
     DEPTH: tl.constexpr,
@@ -112,16 +132,16 @@ def take_ranks(
     """One program: one block of rows, one tile of ranks, one piece of the inputs."""
     BYTES: tl.constexpr = VECTOR * x_ptr.dtype.element_ty.primitive_bitwidth // 8
     block = blocks_ptr + tl.program_id(1)
-    table = tl.load(block).to(blocks_ptr.dtype)
+    first_row = tl.load(block + tl.num_programs(1))
+    end_row = tl.load(block + 2 * tl.num_programs(1))
+    tile, count = tiles_of(block, product, OF_EXPERTS)
     number = tl.program_id(0)
-    if number >= tl.load(table + 2 * product + 1):
+    if (number >= count) | (first_row >= end_row):
         return
-    tile = table + tl.load(table + 2 * product) + number * FIELDS
+    tile += number * FIELDS
     down_ptr = tl.load(tile).to(x_ptr.dtype)
     down_ptr = tl.multiple_of(down_ptr, BYTES)
     last_rank = (tl.load(tile + 2) - 1).to(tl.int32)
-    first_row = tl.load(block + tl.num_programs(1))
-    end_row = tl.load(block + 2 * tl.num_programs(1))
     row = first_row + tl.arange(0, ROWS)
     rank = tl.arange(0, RANKS)
     inner = tl.arange(0, DEPTH)
@@ -146,8 +166,9 @@ def take_ranks(
 def give_columns(
     output_ptr,
     taken_ptr,  # [pieces, num_rows, width]
+    like_ptr,  # of the type of what ranks have
     order_ptr,
-    blocks_ptr,  # [3, blocks]
+    blocks_ptr,  # [3 or 4, blocks]
     product,
     columns,
     pieces,
@@ -155,6 +176,7 @@ def give_columns(
     width,
     output_stride,
     VECTOR: tl.constexpr,
+    OF_EXPERTS: tl.constexpr,
     ROWS: tl.constexpr,
     RANKS: tl.constexpr,
     COLUMNS: tl.constexpr,
@@ -162,13 +184,13 @@ def give_columns(
     PRECISION: tl.constexpr,
 ):
     """One program: one block of rows, some outputs, all ranks that give to them."""
-    BYTES: tl.constexpr = VECTOR * output_ptr.dtype.element_ty.primitive_bitwidth // 8
+    BYTES: tl.constexpr = VECTOR * like_ptr.dtype.element_ty.primitive_bitwidth // 8
     block = blocks_ptr + tl.program_id(1)
-    table = tl.load(block).to(blocks_ptr.dtype)
-    tile = table + tl.load(table + 2 * product)
-    count = tl.load(table + 2 * product + 1)
     first_row = tl.load(block + tl.num_programs(1))
     end_row = tl.load(block + 2 * tl.num_programs(1))
+    if first_row >= end_row:
+        return
+    tile, count = tiles_of(block, product, OF_EXPERTS)
     row = first_row + tl.arange(0, ROWS)
     rank = tl.arange(0, RANKS)
     begin = tl.program_id(0) * COLUMNS
@@ -188,7 +210,7 @@ def give_columns(
                 part_at += number * RANKS + rank[None, :]
                 taken += tl.load(part_at, mask=there[None, :], other=0.0)
             taken *= tl.load(tile + 5).to(tl.int32).to(tl.float32, bitcast=True)
-            up_ptr = tl.load(tile + 1).to(output_ptr.dtype)
+            up_ptr = tl.load(tile + 1).to(like_ptr.dtype)
             up_ptr = tl.multiple_of(up_ptr, BYTES)
             own = column - at
             up_at = up_ptr + rank[:, None] * outputs + own[None, :]

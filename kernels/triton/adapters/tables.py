@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from math import gcd
 from struct import Struct
 from typing import Final, NamedTuple
@@ -25,8 +25,11 @@ FIELDS: Final = 6
 outputs, the first output, the scale's bits."""
 
 _TILE: Final = Struct("=5qf4x")
-_CHANGE: Final = Struct("=2q")
-"""Of a product: where its first tile is, in fields of the table, and how many there are."""
+_ENTRY: Final = Struct("=2q")
+"""Of a product: where its first tile is, in fields of the table, and how many there are; or where
+such entries of all experts are, and how many."""
+
+_ENTRY_FIELDS: Final = _ENTRY.size // 8
 
 _VECTOR_BYTES: Final = 16
 """That a thread reads at a time, at most."""
@@ -37,7 +40,7 @@ class _Table(NamedTuple):
 
     fields: Tensor  # int64
     counts: tuple[int, ...]
-    """Tiles, by product."""
+    """Tiles, by product: the most that an expert has, where it is one of experts."""
     vector: int
     """Elements that divide all that rows of weights, and outputs that they go to, begin at."""
 
@@ -45,13 +48,28 @@ class _Table(NamedTuple):
 _tables: WeakKeyDictionary[Adapter, _Table] = WeakKeyDictionary()
 
 
+class Blocks(NamedTuple):
+    """Rows in blocks of one adapter each, or of one of its experts."""
+
+    order: Tensor  # int64 [num_rows]: which row of a tensor each is
+    blocks: Tensor
+    """int64 [3, num_blocks]: of each block the table of its adapter, its first row and its end; of
+    experts [4, num_blocks], with the expert besides, and blocks that have no row."""
+    vector: int
+    """Elements that a thread may read at a time."""
+
+    @property
+    def are_of_experts(self) -> bool:
+        """Whether there are experts."""
+        return len(self.blocks) > 3
+
+
 class PlacedRows(tuple[AdaptedRows, ...]):
     """A step's rows with tables of them on the device."""
 
-    order: Tensor  # int64 [num_rows]: those of an adapter one behind the other
-    blocks: Tensor  # int64 [3, num_blocks]: adapter's table, first row, end, in that order
-    vector: int
-    """Elements that a thread may read at a time."""
+    rows: Blocks
+    owners: Tensor  # int64 [num_rows]: the number of the adapter of each, in their order
+    addresses: Tensor  # int64 [num_adapters]: of their tables
     _tables: tuple[_Table, ...]
 
     def num_tiles(self, product: int) -> int:
@@ -62,52 +80,90 @@ class PlacedRows(tuple[AdaptedRows, ...]):
 def placed(adapted: Sequence[AdaptedRows], device: torch.device) -> PlacedRows:
     """See `kernels.adapters.placed`."""
     tables = tuple(_table(adapter, device) for adapter, _ in adapted)
-    starts = list(accumulate((len(rows) for _, rows in adapted), initial=0))
+    addresses = [table.fields.data_ptr() for table in tables]
+    counts = [len(rows) for _, rows in adapted]
+    bounds = list(pairwise(accumulate(counts, initial=0)))
     blocks = [
-        (table.fields.data_ptr(), first, min(first + ROWS, end))
-        for table, start, end in zip(tables, starts, starts[1:], strict=False)
+        (address, first, min(first + ROWS, end))
+        for address, (start, end) in zip(addresses, bounds, strict=True)
         for first in range(start, end, ROWS)
     ]
-    listed = torch.tensor(blocks, dtype=torch.int64).view(-1, 3).T.flatten()
-    both = _on(device, torch.cat([*(rows.cpu() for _, rows in adapted), listed]))
-    count = starts[-1]
+    parts = [
+        torch.cat([rows.cpu() for _, rows in adapted]),
+        torch.tensor(blocks, dtype=torch.int64).view(-1, 3).T.flatten(),
+        torch.arange(len(counts)).repeat_interleave(torch.tensor(counts)),
+        torch.tensor(addresses),
+    ]
+    whole = _on(device, torch.cat(parts))
+    ends = pairwise(accumulate(map(len, parts), initial=0))
+    order, flat, owners, on_device = (whole[start:end] for start, end in ends)
     found = PlacedRows(
-        AdaptedRows(one.adapter, both[start:end])
-        for one, start, end in zip(adapted, starts, starts[1:], strict=False)
+        AdaptedRows(one.adapter, order[start:end])
+        for one, (start, end) in zip(adapted, bounds, strict=True)
     )
-    found.order, found.blocks = both[:count], both[count:].view(3, -1)
-    found.vector = min((table.vector for table in tables), default=1)
-    found._tables = tables
+    found.rows = Blocks(order, flat.view(3, -1), min(table.vector for table in tables))
+    found.owners, found.addresses, found._tables = owners, on_device, tables
     return found
 
 
 def _table(adapter: Adapter, device: torch.device) -> _Table:
     table = _tables.get(adapter)
     if table is None:
-        tiles = [[tile for part in change for tile in _tiles(part)] for change in adapter.changes]
-        counts = tuple(map(len, tiles))
-        first = _CHANGE.size // 8 * len(counts)
-        starts = (first + FIELDS * before for before in accumulate(counts, initial=0))
-        packed = b"".join(map(_CHANGE.pack, starts, counts))
-        packed += b"".join(tile for change in tiles for tile in change)
-        fields = torch.frombuffer(bytearray(packed), dtype=torch.int64)
+        fields, counts = _packed(adapter)
         parts = (part for change in adapter.changes for part in change)
         vector = min(map(_vector, parts), default=1)
         table = _tables[adapter] = _Table(_on(device, fields), counts, vector)
     return table
 
 
-def _tiles(part: LowRank) -> list[bytes]:
+def _packed(adapter: Adapter) -> tuple[Tensor, tuple[int, ...]]:
+    """The fields and the counts of `_Table`."""
+    entries, behind, counts = list[bytes](), list[bytes](), list[int]()
+    at = _ENTRY_FIELDS * len(adapter.changes)
+    for change in adapter.changes:
+        of_experts = _tiles_of_experts(change)
+        tiles = of_experts or [
+            [tile for part in change for tile in _tiles(part, 0, len(part.down))]
+        ]
+        if of_experts:
+            entries.append(_ENTRY.pack(at, len(tiles)))
+            at += _ENTRY_FIELDS * len(tiles)
+        own = behind if of_experts else entries
+        for one in tiles:
+            own.append(_ENTRY.pack(at, len(one)))
+            at += FIELDS * len(one)
+        behind += [tile for one in tiles for tile in one]
+        counts.append(max(map(len, tiles)))
+    packed = bytearray(b"".join([*entries, *behind]))
+    return torch.frombuffer(packed, dtype=torch.int64), tuple(counts)
+
+
+def _tiles_of_experts(change: Sequence[LowRank]) -> list[list[bytes]]:
+    """Of each expert up to the last one that is changed."""
+    ranges = [part.experts for part in change if part.experts is not None]
+    found: list[list[bytes]] = [[] for _ in range(max((one.stop for one in ranges), default=0))]
+    for part, experts in zip(change, ranges, strict=False):
+        each = len(part.down) // len(experts)
+        for place, expert in enumerate(experts):
+            found[expert] += _tiles(part, place * each, (place + 1) * each)
+    return found
+
+
+def _tiles(part: LowRank, first: int, end: int) -> list[bytes]:
+    """Of some of its ranks."""
+    width, size = part.up.shape[1], part.down.itemsize
+    down, up = part.down.data_ptr(), part.up.data_ptr()
+    rows = size * part.down.shape[1], size * width
     return [
         _TILE.pack(
-            part.down[rank].data_ptr(),
-            part.up[rank].data_ptr(),
-            min(RANKS, len(part.down) - rank),
-            part.up.shape[1],
+            down + rank * rows[0],
+            up + rank * rows[1],
+            min(RANKS, end - rank),
+            width,
             part.column,
             part.scale,
         )
-        for rank in range(0, len(part.down), RANKS)
+        for rank in range(first, end, RANKS)
     ]
 
 

@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from engine.adapters.files import AdapterCheck, BadAdapter, CheckedAdapter, read_config
+from engine.adapters.config import BadAdapter, read_config
+from engine.adapters.files import AdapterCheck, CheckedAdapter
 
 CONFIG: dict[str, Any] = {
     **{"peft_type": "LORA", "r": 2, "lora_alpha": 8, "bias": "none", "use_rslora": False},

@@ -18,7 +18,17 @@ from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from kernels.reference import adapters as reference
-from kernels.types import AdaptedRows, Adapter, LowRank
+from kernels.reference import experts as expert_reference
+from kernels.types import AdaptedRows
+from tests.kernels.adapted_experts import (
+    BACK,
+    INTO,
+    Experts,
+    Ranks,
+    adapted_experts,
+    routed,
+    widened,
+)
 from tests.kernels.triton.interpreter import interpret
 
 TOLERANCES = {torch.float32: 1e-4, torch.float16: 2e-2}
@@ -99,12 +109,8 @@ def check(mix: Mix, device: torch.device) -> None:
     x = torch.randn(len(mix.owners), mix.inputs + extra).to(mix.dtype)[:, : mix.inputs]
     output = torch.randn(len(mix.owners), mix.outputs + extra).to(mix.dtype)[:, : mix.outputs]
     adapted = placed(mix, device)
-    wide = [
-        AdaptedRows(Adapter(tuple(tuple(map(widened, one)) for one in adapter.changes)), rows)
-        for adapter, rows in adapted
-    ]
     expected = output.double()
-    reference.adapt(x.double(), expected, wide, 1)
+    reference.adapt(x.double(), expected, widened(adapted), 1)
     whole = output.to(device)
     ours.adapt(x.to(device), whole, ours.placed(adapted, device), 1)
     found = whole.cpu()
@@ -122,8 +128,60 @@ def check(mix: Mix, device: torch.device) -> None:
     assert torch.equal(unchanged.cpu(), output)
 
 
-def widened(part: LowRank) -> LowRank:
-    return LowRank(part.down.cpu().double(), part.up.cpu().double(), part.column, part.scale)
+@dataclass(frozen=True)
+class ExpertCase:
+    """Tokens, some of which have adapters that change experts."""
+
+    num_tokens: int
+    experts: Experts
+    per_token: int
+    dtype: torch.dtype
+    ranks: tuple[Ranks, ...] = (Ranks(3, 5), Ranks(16, 0), Ranks(0, 40), Ranks(2, 2))
+
+
+EXPERT_CASES = (
+    ExpertCase(9, Experts(6, 40, 24), 2, torch.float32),
+    ExpertCase(9, Experts(6, 40, 24), 2, torch.float16),
+    ExpertCase(90, Experts(2, 16, 8), 1, torch.float32),
+    ExpertCase(1, Experts(21, 33, 7), 4, torch.float32, (Ranks(1, 1),)),
+    ExpertCase(5, Experts(3, 16, 8), 3, torch.float16, (Ranks(0, 0),)),
+)
+
+
+def expert_error(case: ExpertCase, device: torch.device) -> float:
+    """The largest difference; and each token's bits are those that it has alone."""
+    from kernels.triton import adapters as ours
+    from kernels.triton.experts import pack_experts
+
+    experts, dtype = case.experts, case.dtype
+    owners = [(0, -1, 1, 2)[token % 4] for token in range(case.num_tokens)]
+    owners = [one if one < len(case.ranks) else -1 for one in owners]
+    adapted = adapted_experts(experts, case.ranks, owners, dtype, device, 1 << 12)
+    hidden, inter = experts.hidden_size, experts.inter
+    gate_up = torch.randn(experts.count, 2 * inter, hidden).to(dtype) / hidden**0.5
+    down = torch.randn(experts.count, hidden, inter).to(dtype) / inter**0.5
+    x = torch.randn(case.num_tokens, hidden).to(dtype)
+    chosen, shares = routed(case.num_tokens, experts, case.per_token)
+    wide = (list(part.double()) for part in (gate_up, down))
+    theirs = expert_reference.pack_experts(*wide, "silu", None, None, "none", False)
+    expected = theirs(x.double(), chosen, shares, widened(adapted), (INTO, BACK))
+    mine = [list(part.to(device)) for part in (gate_up, down)]
+    kernels = pack_experts(*mine, "silu", None, None, "none", True)
+    rows = ours.placed(adapted, device)
+    given = [part.to(device) for part in (x, chosen, shares)]
+    found = kernels(*given, rows, (INTO, BACK)).cpu()
+    for token in (0, case.num_tokens - 1):
+        alone = [
+            AdaptedRows(adapter, torch.tensor([0]))
+            for number, (adapter, _) in enumerate(adapted)
+            if number == owners[token]
+        ]
+        one = [part[token : token + 1] for part in given]
+        assert torch.equal(kernels(*one, alone, (INTO, BACK)).cpu()[0], found[token])
+    plain = kernels(*given).cpu()
+    changed = [owner >= 0 and any(case.ranks[owner]) for owner in owners]
+    assert changed == [not torch.equal(*pair) for pair in zip(plain, found, strict=True)]
+    return float((found.double() - expected).abs().max() / expected.abs().max())
 
 
 class _Watch(TorchDispatchMode):
@@ -178,7 +236,12 @@ def main(device: torch.device) -> None:
         seen.append(mix)
 
     every()
-    print(json.dumps({"mixes": len(seen), "waits": not nothing_is_waited_for(device)}))
+    torch.manual_seed(0)
+    most = {torch.float32: 1e-5, torch.float16: 1e-2}
+    errors = [(case, expert_error(case, device)) for case in EXPERT_CASES]
+    wrong = {str(case): error for case, error in errors if not error < most[case.dtype]}
+    waits = not nothing_is_waited_for(device)
+    print(json.dumps({"mixes": len(seen), "wrong_experts": wrong, "waits": waits}))
 
 
 if __name__ == "__main__":

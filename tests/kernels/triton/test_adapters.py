@@ -38,6 +38,10 @@ def test_any_mix_of_adapters_gives_what_the_reference_gives(printed: dict[str, A
     assert printed["mixes"] >= 24
 
 
+def test_changed_experts_give_what_the_reference_gives(printed: dict[str, Any]) -> None:
+    assert printed["wrong_experts"] == {}
+
+
 def test_the_host_waits_for_no_adapter(printed: dict[str, Any]) -> None:
     assert not printed["waits"]
 
