@@ -12,6 +12,12 @@ from kernels.backends import Backend
 from kernels.types import AdaptedRows
 
 
+def prepare(device: torch.device, dtype: torch.dtype, *, has_experts: bool) -> None:
+    """Compile what adapters of that type need, so that no request waits for a compiler."""
+    if device.type == "cuda":
+        backends.room("adapters", device).prepare(device, dtype, has_experts)
+
+
 def placed(
     adapted: Sequence[AdaptedRows], device: torch.device, *, backend: Backend | None = None
 ) -> tuple[AdaptedRows, ...]:

@@ -63,7 +63,7 @@ class AdapterConfig:
     """Of modules whose names end with these."""
     alphas: Mapping[str, float]
     """The same."""
-    parameters: frozenset[str]
+    parameters: tuple[str, ...]
     """Of modules of experts: those whose names end with these are changed, of the same rank for
     each expert."""
     invocation: tuple[int, ...]
@@ -82,7 +82,7 @@ class AdapterConfig:
 
     def changes(self, parameter: str) -> bool:
         """Whether that, of a module of experts, is changed."""
-        return not self.parameters.isdisjoint(ends_of(parameter))
+        return not ends_of(parameter).isdisjoint(self.parameters)
 
 
 def read_config(data: bytes) -> AdapterConfig:
@@ -171,13 +171,15 @@ def _flag(value: Any, field: str) -> bool:
     return value
 
 
-def _parameters(fields: Mapping[str, Any]) -> frozenset[str]:
+def _parameters(fields: Mapping[str, Any]) -> tuple[str, ...]:
     found = fields.get("target_parameters") or []
-    for name in found if isinstance(found, list) else (found,):
+    if not isinstance(found, list):
+        raise BadAdapter("target_parameters", "is no list")
+    for name in found:
         is_name = isinstance(name, str) and NAME.fullmatch(name) is not None
         if not is_name or name.rpartition(".")[2] not in PARAMETERS:
-            raise BadAdapter("target_parameters", f"{name!r} is not one of experts")
-    return frozenset(found)
+            raise BadAdapter("target_parameters", f"{name!r} is none of experts")
+    return tuple(sorted(set(found)))
 
 
 def _tokens(value: Any) -> tuple[int, ...]:

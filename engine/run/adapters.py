@@ -15,6 +15,7 @@ from engine.adapters.memory import Image
 from engine.model.adapters.images import AdapterImage, LinearChange, make_image
 from engine.model.layers.linear_places import LinearPlace, shapes
 from engine.model.layers.paged_model import PagedModel
+from kernels.adapters import prepare
 
 _DTYPES: Final = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
@@ -26,6 +27,8 @@ class ModelAdapters:
         self._model = model
         self._places = model.linears
         self._linears = shapes(self._places)
+        has_experts = any(place.num_experts for place in self._places.values())
+        prepare(model.device, model.dtype, has_experts=has_experts)
         self._num_products = 1 + max(place.product for place in self._places.values())
 
     @torch.inference_mode()

@@ -18,9 +18,24 @@ from torch import Tensor
 from kernels.triton.adapters.expert_rows import ExpertRows
 from kernels.triton.adapters.products import give, take
 from kernels.triton.adapters.tables import PlacedRows, placed
-from kernels.types import AdaptedRows
+from kernels.types import AdaptedRows, Adapter, LowRank
 
-__all__ = ["ExpertRows", "adapt", "placed"]
+__all__ = ["ExpertRows", "adapt", "placed", "prepare"]
+
+
+def prepare(device: torch.device, dtype: torch.dtype, has_experts: bool) -> None:
+    """See `kernels.adapters.prepare`: for rows of weights that are whole vectors."""
+    x, output = torch.zeros((2, 1, 64), dtype=dtype, device=device)
+    rows = torch.zeros(1, dtype=torch.int64)
+    part = LowRank(torch.zeros_like(x), torch.zeros_like(x), 0, 1.0)
+    adapt(x, output, [AdaptedRows(Adapter(((part,),)), rows)], 0)
+    if has_experts:
+        part = LowRank(part.down, part.up, 0, 1.0, range(1))
+        chosen = torch.zeros((1, 1), dtype=torch.int32, device=device)
+        adapted = [AdaptedRows(Adapter(((part,),)), rows)]
+        experts = ExpertRows(adapted, chosen[0], chosen, num_experts=1)
+        experts.adapt_into(x, output, 0)
+        experts.adapt_back(x, output.float(), 0)
 
 
 def adapt(x: Tensor, output: Tensor, adapted: Sequence[AdaptedRows], product: int) -> None:

@@ -14,6 +14,9 @@ from torch import Tensor
 from kernels.triton.adapters.tables import FIELDS, RANKS, ROWS, Blocks
 from kernels.triton.walk import dot_type
 
+PLACED: Final = ["order_ptr", "blocks_ptr"]
+"""Parts of one tensor: where they begin depends on numbers of rows, and is not compiled for."""
+
 COLUMNS: Final = 64
 """Outputs of a program: few, so that one row's are enough programs for a device."""
 
@@ -110,7 +113,9 @@ def tiles_of(block, product, OF_EXPERTS: tl.constexpr):
     return table + tl.load(entry), count
 
 
-@triton.jit(do_not_specialize=["product", "piece", "num_rows"])
+@triton.jit(
+    do_not_specialize=["product", "piece", "num_rows"], do_not_specialize_on_alignment=PLACED
+)
 def take_ranks(
     taken_ptr,
     x_ptr,
@@ -162,7 +167,10 @@ def take_ranks(
     tl.store(to_at, total, mask=(row < end_row)[:, None])
 
 
-@triton.jit(do_not_specialize=["product", "columns", "pieces", "num_rows"])
+@triton.jit(
+    do_not_specialize=["product", "columns", "pieces", "num_rows"],
+    do_not_specialize_on_alignment=PLACED,
+)
 def give_columns(
     output_ptr,
     taken_ptr,  # [pieces, num_rows, width]

@@ -198,6 +198,22 @@ class _Watch(TorchDispatchMode):
         return func(*args, **kwargs or {})
 
 
+def launches_of_a_start(device: torch.device) -> int:
+    """How often kernels are launched where all that steps need is compiled beforehand."""
+    from kernels.triton import adapters as ours
+    from kernels.triton.adapters import products
+
+    launched: list[object] = []
+    kernels = (products.take_ranks, products.give_columns)
+    for kernel in kernels:
+        kernel.add_pre_run_hook(lambda *_, **__: launched.append(1))
+    for has_experts in (False, True):
+        ours.prepare(device, torch.float32, has_experts)
+    for kernel in kernels:
+        kernel.pre_run_hooks.clear()
+    return len(launched)
+
+
 def nothing_is_waited_for(device: torch.device) -> bool:
     """Whether the host can go on without an answer: torch makes room for what is taken, once a
     step's rows are there, and no more. On a GPU torch itself raises where it waits.
@@ -241,7 +257,8 @@ def main(device: torch.device) -> None:
     errors = [(case, expert_error(case, device)) for case in EXPERT_CASES]
     wrong = {str(case): error for case, error in errors if not error < most[case.dtype]}
     waits = not nothing_is_waited_for(device)
-    print(json.dumps({"mixes": len(seen), "wrong_experts": wrong, "waits": waits}))
+    told = {"mixes": len(seen), "wrong_experts": wrong, "waits": waits}
+    print(json.dumps(told | {"launches_of_a_start": launches_of_a_start(device)}))
 
 
 if __name__ == "__main__":

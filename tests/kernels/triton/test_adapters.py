@@ -46,6 +46,10 @@ def test_the_host_waits_for_no_adapter(printed: dict[str, Any]) -> None:
     assert not printed["waits"]
 
 
+def test_a_start_compiles_products_and_those_into_experts_and_back(printed: dict[str, Any]) -> None:
+    assert printed["launches_of_a_start"] == 2 + 2 + 4
+
+
 @pytest.mark.parametrize("depth", [1, 512, 513, 4096, 14336, 53248])
 def test_few_programs_share_the_inputs_of_a_row(depth: int) -> None:
     piece = piece_of(depth)
