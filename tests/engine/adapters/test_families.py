@@ -18,7 +18,13 @@ from engine.model.self_check import relative_error
 from engine.run.adapters import ModelAdapters
 from kernels.types import AdaptedRows
 from tests.engine.adapters.peft_models import make_adapter
+from tests.engine.model.checkpoints.test_folder_experts import (
+    GPT_OSS,
+    random_model,
+    store_mxfp4,
+)
 from tests.engine.model.tiny_families import tiny_config, tiny_model
+from tests.kernels.test_linear import needs_library
 
 BLOCK = 16
 TOKENS = 37
@@ -135,3 +141,30 @@ def test_changed_experts_compute_what_peft_computes(
     found = logits(model, ModelAdapters(model), folder, ids, first=0)
     assert relative_error(found, expected) < 1e-5
     assert relative_error(plain, expected) > 0.01
+
+
+@needs_library
+def test_experts_in_codes_are_changed_beside_them(tmp_path: Path) -> None:
+    base = random_model("gpt_oss", GPT_OSS, tmp_path / "model")
+    with torch.no_grad():
+        store_mxfp4(base, tmp_path / "model")
+    rng = random.Random(3)
+    ids = [rng.randrange(13, 97) for _ in range(TOKENS)]
+    folder, targets = tmp_path / "adapter", ["experts.gate_up_proj", "experts.down_proj"]
+    made = make_adapter(base, folder, 1, r=5, target_modules=["q_proj"], target_parameters=targets)
+    with made.changing(base) as changed, torch.inference_mode():
+        expected = changed(torch.tensor([ids])).logits[0]
+        with changed.disable_adapter():
+            plain = changed(torch.tensor([ids])).logits[0]
+    model = load_model(
+        EngineConfig(
+            model_path=str(tmp_path / "model"),
+            dtype="float32",
+            max_context_tokens=64,
+            block_size=16,
+        )
+    )
+    assert model.weights.quantized_by == "mxfp4"
+    found = logits(model, ModelAdapters(model), folder, ids, first=0)
+    assert relative_error(found, expected) < 0.06
+    assert relative_error(plain, expected) > 0.2
