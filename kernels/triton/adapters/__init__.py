@@ -15,12 +15,12 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from kernels.triton.adapters.expert_rows import ExpertRows
+from kernels.triton.adapters.expert_rows import ExpertRows, expert_rows
 from kernels.triton.adapters.products import give, take
 from kernels.triton.adapters.tables import PlacedRows, placed
 from kernels.types import AdaptedRows, Adapter, LowRank
 
-__all__ = ["ExpertRows", "adapt", "placed", "prepare"]
+__all__ = ["adapt", "expert_rows", "placed", "prepare"]
 
 
 def prepare(device: torch.device, dtype: torch.dtype, has_experts: bool) -> None:
@@ -32,7 +32,7 @@ def prepare(device: torch.device, dtype: torch.dtype, has_experts: bool) -> None
     if has_experts:
         part = LowRank(part.down, part.up, 0, 1.0, range(1))
         chosen = torch.zeros((1, 1), dtype=torch.int32, device=device)
-        adapted = [AdaptedRows(Adapter(((part,),)), rows)]
+        adapted = placed([AdaptedRows(Adapter(((part,),)), rows)], device)
         experts = ExpertRows(adapted, chosen[0], chosen, num_experts=1)
         experts.adapt_into(x, output, 0)
         experts.adapt_back(x, output.float(), 0)

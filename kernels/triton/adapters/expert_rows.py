@@ -12,6 +12,21 @@ from kernels.triton.adapters.tables import ROWS, Blocks, PlacedRows, placed
 from kernels.types import AdaptedRows
 
 
+def expert_rows(
+    adapted: Sequence[AdaptedRows],
+    products: tuple[int, int],
+    order: Tensor,
+    chosen: Tensor,
+    num_experts: int,
+) -> ExpertRows | None:
+    """See `ExpertRows`; `None` where nothing is changed in these products."""
+    if not adapted:
+        return None
+    rows = adapted if isinstance(adapted, PlacedRows) else placed(adapted, chosen.device)
+    is_changed = any(map(rows.num_tiles, products))
+    return ExpertRows(rows, order, chosen, num_experts) if is_changed else None
+
+
 class ExpertRows:
     """What adapters change in a layer's experts, for rows that are sorted by expert.
 
@@ -21,15 +36,13 @@ class ExpertRows:
 
     def __init__(
         self,
-        adapted: Sequence[AdaptedRows],
+        adapted: PlacedRows,
         order: Tensor,  # int32 [num_rows]: as they are sorted, their numbers in `chosen`
         chosen: Tensor,  # int32 [tokens, experts of a token]
         num_experts: int,
     ) -> None:
-        self._adapted = (
-            adapted if isinstance(adapted, PlacedRows) else placed(adapted, chosen.device)
-        )
-        rows, num_adapters = self._adapted.rows, len(self._adapted)
+        self._adapted = adapted
+        rows, num_adapters = adapted.rows, len(adapted)
         tokens = order.long() // chosen.shape[1]
         owners = torch.full((len(chosen),), num_adapters, device=chosen.device)
         owners.index_copy_(0, rows.order, self._adapted.owners)

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from kernels.triton.adapters import ExpertRows
+from kernels.triton.adapters import expert_rows
 from kernels.triton.experts.products import add_shared, add_shares, multiply, tile_for
 from kernels.triton.experts.routing import route
 from kernels.triton.experts.rows import sort_rows
@@ -82,7 +82,7 @@ class _Experts:
         tile = tile_for(mean, x.dtype, batch_invariant=self._batch_invariant)
         rows = sort_rows(chosen, self.uses, tile.rows)
         hidden = multiply(x, *self._gate_up, rows, tile, per_token=chosen.shape[1])
-        own = ExpertRows(adapted, rows.order, chosen, self.num_experts) if adapted else None
+        own = expert_rows(adapted, products, rows.order, chosen, self.num_experts)
         if own is not None:
             own.adapt_into(x, hidden, products[0])
         hidden = gate(hidden, self._activation)
