@@ -59,7 +59,7 @@ lint: develop
 gpu-check:
 	$(PYTHON) -c 'import torch; assert torch.cuda.is_available(), "there is no CUDA device here"'
 	@status=0; set -x; \
-	$(PYTHON) -m pytest -k gpu tests/kernels/triton/test_triton.py tests/kernels/triton/test_experts.py tests/engine/run/test_graphs.py || status=1; \
+	$(PYTHON) -m pytest -k gpu tests/kernels/triton/test_triton.py tests/kernels/triton/test_experts.py tests/kernels/triton/test_adapters.py tests/engine/run/test_graphs.py || status=1; \
 	$(PYTHON) -m bench kernels --json gpu-kernels.json || status=1; \
 	$(PYTHON) -m bench gpu --json gpu.json || status=1; \
 	exit $$status

@@ -14,7 +14,7 @@ from kernels.types import Activation, DecoderLayer
 if TYPE_CHECKING:
     from kernels.native.decoder import Stack
 
-ADAPTED: Final = ("qkv", "out", "gate_up", "down")
+ADAPTED: Final = ("qkv", "out", "gate_up", "down", "experts_gate_up", "experts_down")
 """A layer's products that adapters may change."""
 
 

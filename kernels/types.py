@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, Protocol
 
@@ -172,6 +173,9 @@ class LowRank:
     column: int
     scale: float
     """Of what is added: `scale * x @ down.T @ up`."""
+    experts: range | None = None
+    """Whose ranks these are, as many of each, one expert's behind the other's; `None`: they are for
+    all rows."""
 
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
@@ -292,11 +296,19 @@ class Experts(Protocol):
     then the experts of whom some were, whose weights were read, and the calls. One of very many
     tokens reads them several times, and counts as so many."""
 
-    def __call__(self, x: Tensor, chosen: Tensor, shares: Tensor) -> Tensor:
+    def __call__(
+        self,
+        x: Tensor,
+        chosen: Tensor,
+        shares: Tensor,
+        adapted: Sequence[AdaptedRows] = (),
+        products: tuple[int, int] = (0, 0),
+    ) -> Tensor:
         """The sum of what a token's experts make of it, each times its share.
 
         `x` is [tokens, hidden_size], and so is the result, in its type; `chosen` int32, `shares`
-        float32, both [tokens, experts of a token], contiguous.
+        float32, both [tokens, experts of a token], contiguous. Adapters of some tokens may change
+        the `products` into experts and back, by these numbers of theirs.
         """
         ...
 

@@ -12,7 +12,7 @@ from starlette.responses import Response
 from app.admin.issuer import IssuerUnavailable
 from app.admin.token import Operator
 from app.wire.errors import ApiError, field_path, retry_after, shortened
-from engine.adapters.files import BadAdapter
+from engine.adapters.config import BadAdapter
 from engine.api import EngineError, EngineUnavailable, RequestRefused
 from tenants.errors import (
     AdapterNotFound,

@@ -129,7 +129,8 @@ class _Bed:
 
     def make(self, invocation: tuple[int, ...] = ()) -> Made:
         """Another adapter."""
-        linears, rank = self.engine.info.linears, self._options.rank
+        shapes, rank = self.engine.info.linears.items(), self._options.rank
+        linears = {name: (shape[0], shape[1]) for name, shape in shapes if len(shape) == 2}
         return self._shelf.add(Made(next(self._numbers), linears, rank, invocation))
 
     def request(self, prompt: list[int], output: int, use: AdapterUse | None) -> EngineRequest:
@@ -233,7 +234,7 @@ class _Bed:
 async def _zipf(options: argparse.Namespace, kv_memory: int) -> dict[str, float]:
     """Some requests at a time for adapters of which few are asked for often."""
     async with _Bed(options, kv_memory) as probe:
-        numbers = sum(map(sum, probe.engine.info.linears.values()))
+        numbers = sum(map(sum, probe.make().linears.values()))
         size = options.rank * numbers * (4 if probe.engine.info.dtype == "float32" else 2)
     async with _Bed(options, kv_memory, max(0, options.held * size - kv_memory)) as bed:
         adapters = [bed.make() for _ in range(options.adapters)]

@@ -25,11 +25,13 @@ from bench.kernels.batches import LLAMA_3_8B, Heads, paged, tenants
 from bench.kernels.interpreted import interpreted
 from bench.kernels.rivals import Race, Stopwatch, captured, described
 from bench.registry import BenchError, Result
+from kernels.types import AdaptedRows, Adapter, LowRank
 
 BATCHES: Final = (1, 8, 32, 64, 128, 256)
 CONTEXTS: Final = (512, 1024, 4096, 8192, 32768)
 PREFILLS: Final = (2048, 8192, 16384)
 NEW_TOKENS: Final = (20, 256)
+ADAPTERS: Final = (1, 8, 32)
 _BEHIND: Final = 8192
 _TENANTS, _PREFIX, _MEMBERS, _OWN = 4, 2048, 16, 128
 _HEADLINE: Final = (64, 4096)
@@ -74,6 +76,12 @@ FIGURES: Final = {
     "decode_fp8_ratio": "the same with fp8",
     "invariant_linear_ratio": "time of torch's product over the batch-invariant one's: 64 rows, "
     "4,096 to 14,336",
+    **{
+        f"adapters_ratio_{count}": "time of torch's product of 64 rows, 4,096 to 4,096, over the "
+        f"time of what {count} adapters of rank 16 add to it"
+        for count in ADAPTERS
+    },
+    "error_adapters": "largest difference of what is added from the fp64 reference",
     **{
         f"decode_{name}_b{batch}_c{context}": f"{meaning}; batch {batch}, {context} keys each"
         for batch in BATCHES
@@ -145,6 +153,8 @@ def _parts(
     yield "grouped", partial(_grouped, race)
     yield "quantized", partial(_quantized, race)
     yield "linear", partial(_linear, race)
+    for count in ADAPTERS:
+        yield f"adapters_{count}", partial(_adapters, race, count)
     for context in PREFILLS:
         yield f"prefill_c{context}", partial(_prefill, race, context, rate)
     for count in NEW_TOKENS:
@@ -201,6 +211,26 @@ def _linear(race: Race) -> _Figures:
     works = [lambda: linear(x, weight, None), lambda: torch.nn.functional.linear(x, weight)]
     ours, theirs = race.watch.medians([captured(work) for work in works])
     return {"invariant_linear_ratio": theirs / ours}
+
+
+def _adapters(race: Race, count: int) -> _Figures:
+    from kernels.triton.adapters import adapt, placed  # Triton, which only a GPU needs
+
+    x, weight = (torch.randn(n, 4096, device="cuda", dtype=torch.bfloat16) for n in (64, 4096))
+    own = torch.randn(count, 2, 16, 4096, device="cuda", dtype=torch.bfloat16) / 64
+    adapted = [
+        AdaptedRows(Adapter(((LowRank(down, up, 0, 1.0),),)), torch.arange(first, 64, count))
+        for first, (down, up) in enumerate(own)
+    ]
+    rows = placed(adapted, x.device)
+    output, expected = torch.zeros_like(x), torch.zeros(64, 4096, dtype=torch.float64)
+    adapt(x, output, rows, 0)
+    for first, (down, up) in enumerate(own.cpu().double()):
+        expected[first::count] = x[first::count].cpu().double() @ down.T @ up
+    works = [lambda: adapt(x, output, rows, 0), lambda: torch.nn.functional.linear(x, weight)]
+    error = (output.cpu().double() - expected).abs().max().item()
+    ours, theirs = race.watch.medians([captured(work) for work in works])
+    return {f"adapters_ratio_{count}": theirs / ours, "error_adapters": error}
 
 
 def _prefill(race: Race, context: int, rate: float) -> _Figures:

@@ -18,8 +18,8 @@ from functools import partial
 from typing import Any, Final, NamedTuple
 
 from engine.adapters.blocks import Loading, Placed, block_hash, places_of, read, write
+from engine.adapters.config import BadAdapter
 from engine.adapters.figures import AdapterFigures
-from engine.adapters.files import BadAdapter
 from engine.adapters.memory import AdapterMemory, Image
 from engine.api import AdapterState, EngineRequest, LoadedAdapter
 from engine.disk.memory import BlockMemory

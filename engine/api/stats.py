@@ -44,9 +44,9 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     has_grammars: bool = False
     """Whether outputs can be held to a grammar: the model has a tokenizer that tells its tokens'
     bytes, and an end token."""
-    linears: dict[str, tuple[int, int]] = {}
-    """What adapters may change, by the names of the model's modules: numbers of inputs and outputs.
-    None where no adapters are served."""
+    linears: dict[str, tuple[int, ...]] = {}
+    """What adapters may change, by the names of the model's modules: numbers of inputs and outputs,
+    and of experts whose parameter it is. None where no adapters are served."""
     logit_error: float = 0.0
     """How far logits are from the original model's on a few tokens, relatively."""
 

@@ -10,17 +10,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.adapters.files import (
-    BadAdapter,
-    TensorHeader,
-    check_linears,
-    read_config,
-    read_tensors,
-)
+from engine.adapters.config import BadAdapter, read_config
+from engine.adapters.files import ChangeHeader, TensorHeader, check_linears, read_tensors
 from engine.adapters.memory import Image
 from engine.model.adapters.images import AdapterImage, LinearChange, make_image
 from engine.model.layers.linear_places import shapes
 from engine.model.layers.paged_model import PagedModel
+from kernels.adapters import prepare
 
 _DTYPES: Final = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
@@ -60,6 +56,8 @@ class ModelAdapters:
         self._model = model
         self._ranks = model.adaptable
         self._linears = shapes(model.linears)
+        has_experts = any(place.num_experts for place in model.linears.values())
+        prepare(model.device, model.dtype, has_experts=has_experts)
         self._num_products = 1 + max(place.product for place in model.linears.values())
 
     @torch.inference_mode()
@@ -108,9 +106,16 @@ class ModelAdapters:
         if len(weights) != tensors.num_bytes:
             raise BadAdapter("adapter_model.safetensors", "is not as long as its header says")
         return {
-            module: LinearChange(_tensor(data, down), _tensor(data, up), read.scale_of(module))
-            for module, (down, up) in tensors.modules.items()
+            module: _change(data, header, read.scale_of(module))
+            for module, header in tensors.modules.items()
         }
+
+
+def _change(data: memoryview, header: ChangeHeader, scale: float) -> LinearChange:
+    down, up = _tensor(data, header.down), _tensor(data, header.up)
+    if header.num_experts:  # whose ranks PEFT has together in one matrix, and apart in the other
+        up = up.view(len(up), header.rank, header.num_experts).transpose(1, 2).flatten(1)
+    return LinearChange(down, up, scale)
 
 
 def _tensor(data: memoryview, header: TensorHeader) -> Tensor:

@@ -19,6 +19,7 @@ from kernels.triton import (
     prefill,
     sampling,
 )
+from kernels.triton.adapters import products as ranks
 from kernels.triton.experts import products, routing, rows
 from kernels.triton.recurrent import convolutions, delta, scans
 from kernels.triton.walk import Tiling, dot_type, latent_heads
@@ -116,6 +117,7 @@ def variants(
             yield _merge(f"{name} sinks", dtype, shape, arch, sinks=True)
         yield from _linear(of_type, dtype)
         yield from _scores(of_type, dtype)
+        yield from _adapters(of_type, dtype)
         yield from _experts(of_type, dtype)
         yield from _recurrent(of_type, dtype)
     for model, chosen in _ROUTINGS.items():
@@ -256,6 +258,21 @@ def _scores(name: str, dtype: torch.dtype) -> Iterator[Variant]:
     types = {"words_ptr": "*i32", "places_ptr": "*i64"}
     constants, options = {"BLOCK": sampling.MASKING_BLOCK}, sampling.MASKING_OPTIONS
     yield Variant(f"mask_rows {name}", sampling.mask_rows, dtype, constants, options, types)
+
+
+def _adapters(name: str, dtype: torch.dtype) -> Iterator[Variant]:
+    """Of rows that are whole vectors, as those of real models are, and of any others; and back from
+    experts, whose results are wide."""
+    types = {"taken_ptr": "*fp32", "order_ptr": "*i64", "blocks_ptr": "*i64"}
+    given = ranks.take_options(dtype) | {"DOT_TYPE": dot_type(dtype)}, ranks.give_options(dtype)
+    for kernel, options in zip((ranks.take_ranks, ranks.give_columns), given, strict=True):
+        known = {key: value for key, value in options.items() if key in kernel.arg_names}
+        rest = {key: value for key, value in options.items() if key not in known}
+        for vector, of_experts in ((1, False), (16 // dtype.itemsize, False), (8, True)):
+            at = f"{kernel.__name__} {name} by {vector}" + " of experts" * of_experts
+            constants = known | {"VECTOR": vector, "OF_EXPERTS": of_experts}
+            wide = {"output_ptr": "*fp32"} if of_experts else {}
+            yield Variant(at, kernel, dtype, constants, rest, types | wide)
 
 
 def _experts(name: str, dtype: torch.dtype) -> Iterator[Variant]:

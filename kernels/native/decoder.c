@@ -72,7 +72,7 @@ static void multiply(const decoder *d, int product, const pw_linear_weights *wei
         .adapters = d->step->adapters, .num_adapters = d->step->num_adapters,
         .inputs = inputs, .outputs = outputs, .change = d->layer * PW_NUM_ADAPTED + product,
         .input_row = weights->in_features, .output_row = weights->out_features,
-        .type = d->attention.type,
+        .type = d->attention.type, .output_type = d->attention.type,
     };
     pw_adapt(&adaptation);
 }
@@ -193,6 +193,9 @@ static void mix_experts(const decoder *d, const pw_layer *layer, const void *see
         .experts = mixture->experts, .inputs = seen, .chosen = chosen, .shares = shares,
         .outputs = outputs, .num_tokens = num_tokens, .per_token = mixture->routing.per_token,
         .type = d->attention.type,
+        .adapters = d->step->adapters, .num_adapters = d->step->num_adapters,
+        .gate_up = d->layer * PW_NUM_ADAPTED + PW_OF_EXPERTS_GATE_UP,
+        .down = d->layer * PW_NUM_ADAPTED + PW_OF_EXPERTS_DOWN,
     };
     pw_mix_experts(&mixing);
     if (layer->gate_up) {

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from kernels.linear import pack, pack_groups
+from kernels.reference.adapters import adapt_expert
 from kernels.reference.layers import gate
-from kernels.types import Activation, Dense, Linear, Quantization, Routing
+from kernels.types import Activation, AdaptedRows, Dense, Linear, Quantization, Routing
 from kernels.weight_format import GroupedWeight
 
 
@@ -100,17 +101,29 @@ class _Experts:
         self.uses = torch.zeros(self.num_experts + 2, dtype=torch.int64)
         self._networks, self._activation = networks, activation
 
-    def __call__(self, x: Tensor, chosen: Tensor, shares: Tensor) -> Tensor:
+    def __call__(
+        self,
+        x: Tensor,
+        chosen: Tensor,
+        shares: Tensor,
+        adapted: Sequence[AdaptedRows] = (),
+        products: tuple[int, int] = (0, 0),
+    ) -> Tensor:
         """See `kernels.types.Experts`."""
+        into, back = products
         mixed = x.new_zeros((chosen.numel(), x.shape[1]), dtype=torch.float32)
         flat = chosen.flatten()
         experts = flat.tolist()
         self._count(experts)
         for expert in sorted(set(experts)):
             places = (flat == expert).nonzero().squeeze(1)
-            network = self._networks[expert]
-            hidden = gate(network.gate_up(x[places // chosen.shape[1]]), self._activation)
-            mixed[places] = network.down(hidden).float()
+            network, tokens = self._networks[expert], places // chosen.shape[1]
+            gate_up = network.gate_up(x[tokens])
+            adapt_expert(x[tokens], gate_up, adapted, into, expert, tokens)
+            hidden = gate(gate_up, self._activation)
+            down = network.down(hidden).float()
+            adapt_expert(hidden, down, adapted, back, expert, tokens)
+            mixed[places] = down
         return (mixed.view(*chosen.shape, x.shape[1]) * shares[..., None]).sum(1).to(x.dtype)
 
     def _count(self, experts: Sequence[int]) -> None:

@@ -110,11 +110,12 @@ def test_neither_a_kernel_nor_a_rival_that_raises_ends_the_bench(
     monkeypatch.setattr(kernels, "paged", example)
     for rate in ("copy_rate", "matmul_rate"):
         monkeypatch.setattr(kernels, rate, lambda *_: 1.0)
-    for part in ("_grouped", "_quantized", "_linear", "_prefill", "_chunk"):
+    for part in ("_grouped", "_quantized", "_linear", "_adapters", "_prefill", "_chunk"):
         monkeypatch.setattr(kernels, part, raises)
     result = kernels.run(argparse.Namespace(batches=[1], contexts=[512]))
     raised = {"grouped", "quantized", "linear", *(f"prefill_c{c}" for c in kernels.PREFILLS)}
     raised |= {f"chunk_q{count}" for count in kernels.NEW_TOKENS}
+    raised |= {f"adapters_{count}" for count in kernels.ADAPTERS}
     assert result.parameters["wrong"] == dict.fromkeys(raised, "RuntimeError: no such shape")
     assert result.parameters["absent"] == {"flashinfer": "RuntimeError: no such shape"}
     assert result.figures["decode_sdpa_ratio_b1_c512"] == 1.0

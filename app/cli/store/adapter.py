@@ -48,7 +48,8 @@ def put(
 ) -> None:
     """Keep an adapter, or a new version of it."""
     from app.admin.uploads import CONFIG, WEIGHTS, chunks
-    from engine.adapters.files import AdapterCheck, BadAdapter
+    from engine.adapters.config import BadAdapter
+    from engine.adapters.files import AdapterCheck
 
     try:
         config = (folder / CONFIG).read_bytes()
@@ -142,15 +143,16 @@ def delete(owner: Owner, name: AdapterName, yes: Confirmed = False, **given: Any
     print(f"deleted adapter {name} of {owner}")
 
 
-def _own_linears(config: bytes, weights: BinaryIO) -> Mapping[str, tuple[int, int]]:
+def _own_linears(config: bytes, weights: BinaryIO) -> Mapping[str, tuple[int, ...]]:
     """The linear layers that weights are for, as they have them. Raises `BadAdapter`."""
-    from engine.adapters.files import header_bytes, read_config, read_tensors
+    from engine.adapters.config import read_config
+    from engine.adapters.files import header_bytes, read_tensors
 
     size = weights.read(8)
     header = weights.read(header_bytes(size))
     weights.seek(0)
     modules = read_tensors(size + header, read_config(config)).modules
-    return {name: (down.shape[1], up.shape[0]) for name, (down, up) in modules.items()}
+    return {name: change.shape for name, change in modules.items()}
 
 
 def _set_pinned(owner: str, name: str, pinned: bool, given: dict[str, Any]) -> None:

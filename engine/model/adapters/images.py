@@ -23,9 +23,12 @@ _LINE: Final = 64
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LinearChange:
-    """What an adapter adds to a linear layer: `scale * x @ down.T @ up.T`."""
+    """What an adapter adds to a linear layer: `scale * x @ down.T @ up.T`.
 
-    down: Tensor  # [rank, in_features]
+    Of one that experts have each, the ranks of each stand together, one expert's behind another's.
+    """
+
+    down: Tensor  # [rank, in_features], of all experts
     up: Tensor  # [out_features, rank]
     scale: float
 
@@ -44,6 +47,8 @@ class _Part:
     """Of the image."""
     start: int
     """The byte of the page where it begins."""
+    experts: range | None
+    """See `kernels.types.LowRank`."""
 
     def views(self, page: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """What it takes, [rank, num_inputs], and gives, [rank, num_outputs], in that page."""
@@ -70,7 +75,7 @@ class AdapterLayout:
         changes: dict[int, list[LowRank]] = {}
         for part in self.parts:
             down, up = part.views(memory[pages[part.page]], self.dtype)
-            found = LowRank(down, up, part.column, part.scale)
+            found = LowRank(down, up, part.column, part.scale, part.experts)
             changes.setdefault(part.product, []).append(found)
         numbers = range(self.num_products)
         return Adapter(tuple(tuple(changes.get(n, ())) for n in numbers), tuple(pages))
@@ -115,28 +120,39 @@ def _parts(
     """One behind the other, in as few pages as that takes."""
     page = start = 0
     for place, change in changes.items():
-        left = len(change.down)
-        while left:
-            rank = _most_ranks(place, itemsize, page_bytes - start)
-            if not rank and not start:
+        total = len(change.down)
+        each, done = total // (place.num_experts or 1), 0
+        while done < total:
+            room = _most_ranks(place, itemsize, page_bytes - start)
+            if not room and not start:
                 raise ValueError(f"a page of {page_bytes} bytes is too small for a rank")
+            rank = _next_ranks(each, done, total, room, is_page=not start)
             if rank:
-                rank = min(rank, left)
+                first = done // each
+                experts = range(first, first + -(-rank // each)) if place.num_experts else None
                 sizes = place.own_inputs, place.own_outputs
-                yield (
-                    place,
-                    _Part(place.product, place.column, *sizes, change.scale, rank, page, start),
-                )
-                start, left = start + _num_bytes(place, rank, itemsize), left - rank
+                where = place.product, place.column
+                yield place, _Part(*where, *sizes, change.scale, rank, page, start, experts)
+                start, done = start + _num_bytes(place, rank, itemsize), done + rank
             else:
                 page, start = page + 1, 0
+
+
+def _next_ranks(each: int, done: int, total: int, room: int, *, is_page: bool) -> int:
+    """How many of those behind `done` ones go where there is room for some, maybe a whole page: if
+    experts have `each` so many, all of an expert's, unless a page is too small for them.
+    """
+    left = each - done % each
+    if each == total or left < each or (is_page and room < each):
+        return min(room, left, MOST_RANKS)
+    return min(room // each * each, total - done)
 
 
 def _most_ranks(place: LinearPlace, itemsize: int, room: int) -> int:
     rank = room // (itemsize * (place.own_inputs + place.own_outputs))
     while rank and _num_bytes(place, rank, itemsize) > room:
         rank -= 1
-    return min(rank, MOST_RANKS)
+    return rank
 
 
 def _num_bytes(place: LinearPlace, rank: int, itemsize: int) -> int:

@@ -44,7 +44,7 @@ class CodedMatrices(Sequence[GroupedWeight]):
             raise IndexError(index)  # by which iterating ends
         matrix = self._parameter.read(index)
         rows = torch.arange(len(matrix.codes))
-        return matrix.take(_in_halves(rows)) if self._are_twined else matrix
+        return matrix.take(in_halves(rows)) if self._are_twined else matrix
 
 
 class Matrices(Sequence[Tensor]):
@@ -71,6 +71,13 @@ class ExpertsDescription:
     is_transposed: bool
     """Matrices are by inputs first, and gates and what they multiply come in turns."""
 
+    def shape(self, parameter: str) -> tuple[int, int, int]:
+        """Of one of the matrices: how many there are, and their numbers of outputs and inputs."""
+        coded = coded_parameters(self.module).get(parameter)
+        stack = getattr(self.module, parameter) if coded is None else coded
+        count, first, second = stack.shape
+        return (count, second, first) if self.is_transposed else (count, first, second)
+
     @property
     def gate_up(self) -> Sequence[Matrix]:
         """Each expert's, as `kernels.experts.pack_experts` has it."""
@@ -92,7 +99,7 @@ class ExpertsDescription:
     def gate_up_biases(self) -> Matrices | None:
         """Each expert's, in the order of the outputs of `gate_up`."""
         stack = getattr(self.module, "gate_up_proj_bias", None)
-        part = _in_halves if self.is_transposed else _as_it_is
+        part = in_halves if self.is_transposed else _as_it_is
         return None if stack is None else Matrices(stack, part)
 
     @property
@@ -169,9 +176,9 @@ def _turned(matrix: Tensor) -> Tensor:
 
 
 def _untwined(matrix: Tensor) -> Tensor:
-    return _in_halves(matrix.T)
+    return in_halves(matrix.T)
 
 
-def _in_halves(rows: Tensor) -> Tensor:
+def in_halves(rows: Tensor) -> Tensor:
     """First those at even places, then the others."""
     return torch.cat([rows[::2], rows[1::2]])

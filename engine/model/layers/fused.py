@@ -239,7 +239,12 @@ class FusedDecoder:
             adapt(gated, update, adapted, product_number(index, "down"))
             return update
         wide = x.float()
-        update = network.experts(x, *route(network.router(wide), network.routing))
+        chosen = route(network.router(wide), network.routing)
+        numbers = (
+            product_number(index, "experts_gate_up"),
+            product_number(index, "experts_down"),
+        )
+        update = network.experts(x, *chosen, adapted, numbers)
         if network.shared is not None:
             gates = None if network.shared_gate is None else network.shared_gate(wide)
             shared = self._through(network.shared, x, is_plain, index, adapted)

@@ -6,11 +6,19 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
+import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from engine.model.checkpoints.coded_linear import CodedLinear, Product
-from engine.model.layers.description import DenseDescription, Description, LayerDescription
+from engine.model.layers.description import (
+    DenseDescription,
+    Description,
+    ExpertsDescription,
+    LayerDescription,
+    MixtureDescription,
+    in_halves,
+)
 from engine.model.layers.packing import reordered
 from engine.model.layers.shard import Shard, attention_part, dense_part
 from kernels.layers import product_number
@@ -33,6 +41,8 @@ class LinearPlace:
     """[own_outputs], places: which outputs are there, in their order; `None`: all, in their own."""
     inputs: slice | None = None
     """Which inputs are; `None`: all."""
+    num_experts: int = 0
+    """Which have such a layer each, for the rows that are routed to them; 0: it is for all rows."""
 
     @property
     def own_inputs(self) -> int:
@@ -49,9 +59,12 @@ Places = Mapping[str, LinearPlace]
 """By the names that modules have in their model."""
 
 
-def shapes(places: Places) -> dict[str, tuple[int, int]]:
-    """Numbers of inputs and outputs, by name."""
-    return {name: (one.in_features, one.out_features) for name, one in places.items()}
+def shapes(places: Places) -> dict[str, tuple[int, ...]]:
+    """Numbers of inputs and outputs, and of experts where it is of some, by name."""
+    return {
+        name: (one.in_features, one.out_features, *([one.num_experts] if one.num_experts else []))
+        for name, one in places.items()
+    }
 
 
 def fused_places(model: nn.Module, description: Description, shard: Shard | None = None) -> Places:
@@ -59,11 +72,14 @@ def fused_places(model: nn.Module, description: Description, shard: Shard | None
     `shard` is left.
     """
     names = {module: name for name, module in model.named_modules()}
-    return {
-        names[module]: place
-        for number, layer in enumerate(description.layers)
-        for module, place in _of_layer(number, layer, shard)
-    }
+    found: dict[str, LinearPlace] = {}
+    for number, layer in enumerate(description.layers):
+        found |= {names[module]: place for module, place in _of_layer(number, layer, shard)}
+        if isinstance(layer.network, MixtureDescription) and shard is None:
+            experts = layer.network.experts
+            for parameter, place in _of_experts(number, experts):
+                found[f"{names[experts.module]}.{parameter}"] = place
+    return found
 
 
 def own_places(model: PreTrainedModel, called: set[str]) -> Places:
@@ -96,6 +112,17 @@ def _of_layer(
         rows, inputs = (None, None) if shard is None else dense_part(dense, shard)
         yield from _side_by_side(product_number(number, "gate_up"), dense.gate_up, rows)
         yield _behind(product_number(number, "down"), dense.down, inputs)
+
+
+def _of_experts(number: int, experts: ExpertsDescription) -> Iterator[tuple[str, LinearPlace]]:
+    """Those of a layer, by the names of their module's parameters."""
+    for parameter in ("gate_up_proj", "down_proj"):
+        count, outputs, inputs = experts.shape(parameter)
+        order = None
+        if experts.is_transposed and parameter == "gate_up_proj":
+            order = in_halves(torch.arange(outputs))
+        product = product_number(number, f"experts_{parameter.removesuffix('_proj')}")
+        yield parameter, LinearPlace(product, inputs, outputs, order=order, num_experts=count)
 
 
 def _side_by_side(

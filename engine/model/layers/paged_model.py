@@ -26,6 +26,7 @@ from engine.model.layers.fused import FusedDecoder
 from engine.model.layers.layout import AttentionCall, AttentionLayout
 from engine.model.layers.linear_places import Places
 from engine.model.layers.page_channel import Pages, Tickets
+from kernels.adapters import placed
 from kernels.attention import prepare
 from kernels.backends import default
 from kernels.huge_pages import lazy_zeros
@@ -222,8 +223,7 @@ class PagedModel:
     def forward(self, batch: Batch) -> Tensor:
         """Compute a packed batch, writing its KV. Returns logits [num_logit_rows, vocab_size]."""
         if batch.adapted:
-            rows = ((adapter, own.to(self.device)) for adapter, own in batch.adapted)
-            batch = replace(batch, adapted=tuple(AdaptedRows(*pair) for pair in rows))
+            batch = replace(batch, adapted=placed(batch.adapted, self.device))
         return self.weights.decoder.forward(self.arranged(batch), self.caches)
 
     @torch.inference_mode()

@@ -9,13 +9,14 @@ from struct import Struct
 from typing import Final
 from weakref import WeakKeyDictionary
 
+import torch
 from torch import Tensor
 
 from kernels.native import library
 from kernels.native.library import TYPES
 from kernels.types import AdaptedRows, Adapter
 
-_LOW_RANK: Final = Struct("=2q4qd")
+_LOW_RANK: Final = Struct("=2q6qd")
 """`pw_low_rank` of `adapters.h`, field by field."""
 
 _CHANGE: Final = Struct("=2q")
@@ -24,13 +25,19 @@ _CHANGE: Final = Struct("=2q")
 _ROWS: Final = Struct("=3q")
 """`pw_adapted_rows`."""
 
-_ADAPTATION: Final = Struct("=3q2q3q")
+_ADAPTATION: Final = Struct("=4q2q4q")
 """`pw_adaptation`."""
 
 MOST_RANKS: Final = 256
 """Of one part of a change."""
 
 _packed: WeakKeyDictionary[Adapter, ctypes.Array[ctypes.c_char]] = WeakKeyDictionary()
+
+
+def placed(adapted: Sequence[AdaptedRows], device: torch.device) -> tuple[AdaptedRows, ...]:
+    """See `kernels.adapters.placed`."""
+    assert device.type == "cpu"  # where they are
+    return tuple(adapted)
 
 
 def adapt(x: Tensor, output: Tensor, adapted: Sequence[AdaptedRows], product: int) -> None:
@@ -43,10 +50,12 @@ def adapt(x: Tensor, output: Tensor, adapted: Sequence[AdaptedRows], product: in
             ctypes.addressof(rows),
             x.data_ptr(),
             output.data_ptr(),
+            0,
             len(adapted),
             product,
             x.stride(0),
             output.stride(0),
+            TYPES[x.dtype],
             TYPES[x.dtype],
         )
     )
@@ -70,6 +79,7 @@ def _address(adapter: Adapter) -> int:
                 *one.down.shape,
                 one.up.shape[1],
                 one.column,
+                *((one.experts.start, len(one.experts)) if one.experts is not None else (0, 0)),
                 one.scale,
             )
             for change in adapter.changes

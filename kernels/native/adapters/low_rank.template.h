@@ -74,8 +74,9 @@ PW_INLINE void TYPED(take_last)(const pw_low_rank *part, int64_t rank,
 
 /* What all ranks give of that to `num_vectors` vectors of some rows, of which `left` elements are
  * there. */
-PW_INLINE void TYPED(give_vectors)(const pw_low_rank *part, ELEMENT *const *outputs, int num_rows,
-                                   int num_vectors, const float *taken, int64_t i, int64_t left) {
+PW_INLINE void TYPED(give_vectors)(const pw_low_rank *part, void *const *outputs, bool are_wide,
+                                   int num_rows, int num_vectors, const float *taken, int64_t i,
+                                   int64_t left) {
     const ELEMENT *up = (const ELEMENT *)part->up + i;
     vf sums[SIDE][SIDE];
     for (int r = 0; r < num_rows; r++) {
@@ -97,20 +98,26 @@ PW_INLINE void TYPED(give_vectors)(const pw_low_rank *part, ELEMENT *const *outp
     }
     for (int r = 0; r < num_rows; r++) {
         for (int v = 0; v < num_vectors; v++) {
-            ELEMENT *output = outputs[r] + part->column + i + v * LANES;
-            STORE_SOME(output, v_add(LOAD_SOME(output, left), sums[r][v]), left);
+            const int64_t at = part->column + i + v * LANES;
+            if (are_wide) {
+                float *output = (float *)outputs[r] + at;
+                v_store_some_f32(output, v_add(v_load_some_f32(output, left), sums[r][v]), left);
+            } else {
+                ELEMENT *output = (ELEMENT *)outputs[r] + at;
+                STORE_SOME(output, v_add(LOAD_SOME(output, left), sums[r][v]), left);
+            }
         }
     }
 }
 
-PW_INLINE void TYPED(give)(const pw_low_rank *part, ELEMENT *const *outputs, int num_rows,
-                           const float *taken) {
+PW_INLINE void TYPED(give)(const pw_low_rank *part, void *const *outputs, bool are_wide,
+                           int num_rows, const float *taken) {
     int64_t i = 0;
     for (; i + SIDE * LANES <= part->width; i += SIDE * LANES) {
-        TYPED(give_vectors)(part, outputs, num_rows, SIDE, taken, i, LANES);
+        TYPED(give_vectors)(part, outputs, are_wide, num_rows, SIDE, taken, i, LANES);
     }
     for (; i < part->width; i += LANES) {
-        TYPED(give_vectors)(part, outputs, num_rows, 1, taken, i, part->width - i);
+        TYPED(give_vectors)(part, outputs, are_wide, num_rows, 1, taken, i, part->width - i);
     }
 }
 
@@ -119,10 +126,11 @@ PW_INLINE void TYPED(adapt_some)(const pw_adaptation *call, const pw_change *cha
                                  const int64_t *rows, int num_rows, int num_ranks) {
     float taken[SIDE * PW_MOST_RANKS];
     const ELEMENT *inputs[SIDE];
-    ELEMENT *outputs[SIDE];
+    void *outputs[SIDE];
     for (int r = 0; r < num_rows; r++) {
-        inputs[r] = (const ELEMENT *)call->inputs + rows[r] * call->input_row;
-        outputs[r] = (ELEMENT *)call->outputs + rows[r] * call->output_row;
+        const int64_t source = call->sources ? call->sources[rows[r]] : rows[r];
+        inputs[r] = (const ELEMENT *)call->inputs + source * call->input_row;
+        outputs[r] = (char *)call->outputs + rows[r] * call->output_row * pw_size(call->output_type);
     }
     for (int64_t i = 0; i < change->num_parts; i++) {
         const pw_low_rank *part = &change->parts[i];
@@ -134,7 +142,7 @@ PW_INLINE void TYPED(adapt_some)(const pw_adaptation *call, const pw_change *cha
             TYPED(take)(part, rank, SIDE, inputs, num_rows, taken);
         }
         TYPED(take_last)(part, rank, inputs, num_rows, taken);
-        TYPED(give)(part, outputs, num_rows, taken);
+        TYPED(give)(part, outputs, call->output_type != call->type, num_rows, taken);
     }
 }
 

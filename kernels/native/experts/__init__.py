@@ -10,10 +10,19 @@ import torch
 from torch import Tensor
 
 from kernels.native import library
+from kernels.native.adapters import pack_rows
 from kernels.native.layers import ACTIVATIONS
 from kernels.native.library import TYPES, pointer
 from kernels.native.linear import pack, pack_groups, packed_address
-from kernels.types import MOST_EXPERTS, Activation, Linear, Quantization, Routing, Scores
+from kernels.types import (
+    MOST_EXPERTS,
+    Activation,
+    AdaptedRows,
+    Linear,
+    Quantization,
+    Routing,
+    Scores,
+)
 from kernels.weight_format import GroupedWeight, group
 
 _SCORES: dict[Scores, int] = {"softmax": 0, "sigmoid": 1, "softmax_near_best": 2}
@@ -24,7 +33,7 @@ _ROUTING = Struct("=7q3d")
 _EXPERTS = Struct("=5q")
 """`pw_experts`."""
 
-_MIXING = Struct("=5q3q")
+_MIXING = Struct("=5q3q4q")
 """`pw_mixing`."""
 
 _ADDITION = Struct("=3q3q")
@@ -113,7 +122,14 @@ class PackedExperts:
         self.address = ctypes.addressof(self._description)
         """Of the `pw_experts`."""
 
-    def __call__(self, x: Tensor, chosen: Tensor, shares: Tensor) -> Tensor:
+    def __call__(
+        self,
+        x: Tensor,
+        chosen: Tensor,
+        shares: Tensor,
+        adapted: Sequence[AdaptedRows] = (),
+        products: tuple[int, int] = (0, 0),
+    ) -> Tensor:
         """See `kernels.types.Experts`."""
         if x.shape[1] != self.hidden_size or x.dtype not in (torch.float32, torch.bfloat16):
             raise ValueError(f"x: {x.dtype} of width {x.shape[1]} does not fit these experts")
@@ -121,7 +137,9 @@ class PackedExperts:
         x = x.contiguous()
         output = torch.empty_like(x)
         tensors = (x, chosen, shares, output)
-        numbers = (*chosen.shape, TYPES[x.dtype])
+        rows = ctypes.create_string_buffer(pack_rows(adapted))
+        of_adapters = (ctypes.addressof(rows), len(adapted), *products)
+        numbers = (*chosen.shape, TYPES[x.dtype], *of_adapters)
         _mix_experts(_MIXING.pack(self.address, *map(pointer, tensors), *numbers))
         return output
 

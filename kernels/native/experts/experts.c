@@ -21,6 +21,7 @@ enum {
 
 typedef struct {
     pw_mixing call;
+    int64_t first; /* of all tokens, the first one of the call */
     int64_t rows, num_runs;
     int64_t *ends;         /* [num_experts]: of the rows of each, once they are sorted */
     int32_t *places;       /* [num_tokens, per_token]: the row of each pair */
@@ -92,6 +93,16 @@ static void sort(mixture *mix) {
     }
 }
 
+/* Adds what adapters change in a product of all experts. */
+static void adapt(const mixture *mix, int64_t change, const pw_adaptation *product) {
+    const pw_expert_rows rows = {
+        .adapters = mix->call.adapters, .num_adapters = mix->call.num_adapters, .change = change,
+        .first_token = mix->first, .num_tokens = mix->call.num_tokens, .ends = mix->ends,
+        .tokens = mix->sources, .num_experts = mix->call.experts->num_experts,
+    };
+    pw_adapt_experts(&rows, product);
+}
+
 static void compute(const mixture *mix) {
     const pw_mixing *call = &mix->call;
     const pw_linear_product into = {
@@ -100,6 +111,13 @@ static void compute(const mixture *mix) {
         .outputs = mix->gate_up, .type = call->type, .output_type = call->type,
     };
     pw_linear_runs(&into);
+    const pw_adaptation into_more = {
+        .inputs = call->inputs, .outputs = mix->gate_up, .sources = mix->sources,
+        .input_row = call->experts->gate_up[0]->in_features,
+        .output_row = call->experts->gate_up[0]->out_features,
+        .type = call->type, .output_type = call->type,
+    };
+    adapt(mix, call->gate_up, &into_more);
     const pw_gating gating = {
         .gate_up = mix->gate_up, .output = mix->gated,
         .gate_up_row = call->experts->gate_up[0]->out_features, .num_tokens = mix->rows,
@@ -112,6 +130,13 @@ static void compute(const mixture *mix) {
         .inputs = mix->gated, .outputs = mix->results, .type = call->type, .output_type = PW_F32,
     };
     pw_linear_runs(&back);
+    const pw_adaptation back_more = {
+        .inputs = mix->gated, .outputs = mix->results,
+        .input_row = call->experts->down[0]->in_features,
+        .output_row = call->experts->down[0]->out_features,
+        .type = call->type, .output_type = PW_F32,
+    };
+    adapt(mix, call->down, &back_more);
 }
 
 /* `count` elements of a token's result, from `first` on, in the order of its experts. */
@@ -172,7 +197,9 @@ void pw_mix_experts(const pw_mixing *call) {
     const int64_t most = pw_most(MOST_ROWS / call->per_token, 1);
     for (int64_t first = 0; first < call->num_tokens; first += most) {
         const int64_t count = pw_least(call->num_tokens - first, most);
-        mixture mix = {.call = tokens_of(call, first, count), .rows = count * call->per_token};
+        mixture mix = {
+            .call = tokens_of(call, first, count), .first = first, .rows = count * call->per_token,
+        };
         take_memory(&mix);
         sort(&mix);
         compute(&mix);

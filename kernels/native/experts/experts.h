@@ -2,6 +2,7 @@
 #ifndef PW_EXPERTS_H
 #define PW_EXPERTS_H
 
+#include "adapters/adapters.h"
 #include "linear/weights.h"
 #include "processor/cpu.h"
 
@@ -32,6 +33,8 @@ typedef struct {
     void *outputs;         /* as the inputs; may not be where they are */
     int64_t num_tokens, per_token;
     int64_t type; /* float32 or bfloat16 */
+    const pw_adapted_rows *adapters; /* by tokens */
+    int64_t num_adapters, gate_up, down; /* which of each adapter's changes are of these products */
 } pw_mixing;
 
 typedef struct {

@@ -14,11 +14,12 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from kernels.triton.adapters import expert_rows
 from kernels.triton.experts.products import add_shared, add_shares, multiply, tile_for
 from kernels.triton.experts.routing import route
 from kernels.triton.experts.rows import sort_rows
 from kernels.triton.layers import gate
-from kernels.types import Activation, Quantization
+from kernels.types import Activation, AdaptedRows, Quantization
 
 __all__ = ["add_shared", "pack_experts", "route"]
 
@@ -65,7 +66,14 @@ class _Experts:
         self._activation = activation
         self._batch_invariant = batch_invariant
 
-    def __call__(self, x: Tensor, chosen: Tensor, shares: Tensor) -> Tensor:
+    def __call__(
+        self,
+        x: Tensor,
+        chosen: Tensor,
+        shares: Tensor,
+        adapted: Sequence[AdaptedRows] = (),
+        products: tuple[int, int] = (0, 0),
+    ) -> Tensor:
         """See `kernels.types.Experts`.
 
         With `batch_invariant` a row's result has the same bits whatever other rows there are.
@@ -74,6 +82,11 @@ class _Experts:
         tile = tile_for(mean, x.dtype, batch_invariant=self._batch_invariant)
         rows = sort_rows(chosen, self.uses, tile.rows)
         hidden = multiply(x, *self._gate_up, rows, tile, per_token=chosen.shape[1])
+        own = expert_rows(adapted, products, rows.order, chosen, self.num_experts)
+        if own is not None:
+            own.adapt_into(x, hidden, products[0])
         hidden = gate(hidden, self._activation)
         parts = multiply(hidden, *self._down, rows, tile, dtype=torch.float32)
+        if own is not None:
+            own.adapt_back(hidden, parts, products[1])
         return add_shares(parts, shares, x.dtype)

@@ -29,8 +29,14 @@ from tests.engine.simulation import make_request
 
 OPTIONS: list[dict[str, Any]] = [{"r": 1}, {"r": 16, "use_rslora": True}, {"r": 128}, {}]
 
-TARGETS = {"qwen3_next": {"target_modules": ["q_proj", "o_proj", "in_proj_qkvz", "out_proj"]}}
-"""Where the others are experts', whom PEFT changes in another way."""
+TARGETS: dict[str, dict[str, Any]] = {
+    "qwen3_next": {"target_modules": ["q_proj", "o_proj", "in_proj_qkvz", "out_proj"]},
+    "qwen3_moe": {
+        "target_modules": ["q_proj", "o_proj"],
+        "target_parameters": ["experts.gate_up_proj", "experts.down_proj"],
+    },
+}
+"""Of families with experts, whom PEFT changes in another way."""
 
 
 def asking(name: str, prompt: list[int], adapter: Made | None, tokens: int = 12) -> EngineRequest:
@@ -64,7 +70,7 @@ def known_to_model(core: EngineCore) -> Mapping[bytes, Adapter]:
     return runner._model.adapters
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen3", "gemma3", "qwen3_next"])
+@pytest.mark.parametrize("family", ["llama", "qwen3", "gemma3", "qwen3_next", "qwen3_moe"])
 def test_a_batch_of_adapters_and_base_rows_says_what_each_says_alone(
     family: str, tmp_path: Path
 ) -> None:

@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from engine.adapters.files import AdapterCheck, BadAdapter, CheckedAdapter, read_config
+from engine.adapters.config import BadAdapter, read_config
+from engine.adapters.files import AdapterCheck, CheckedAdapter
 
 CONFIG: dict[str, Any] = {
     **{"peft_type": "LORA", "r": 2, "lora_alpha": 8, "bias": "none", "use_rslora": False},
@@ -87,6 +88,13 @@ def test_scales_are_those_of_peft() -> None:
         ("modules_to_save", {"modules_to_save": ["lm_head"]}),
         ("trainable_token_indices", {"trainable_token_indices": [1]}),
         ("target_parameters", {"target_parameters": ["experts"]}),
+        ("target_parameters", {"target_parameters": ["q_proj.weight"]}),
+        ("target_parameters", {"target_parameters": [["gate_up_proj"]]}),
+        ("target_parameters", {"target_parameters": "gate_up_proj"}),
+        (
+            "target_parameters",
+            {"target_parameters": ["experts.down_proj"], "alora_invocation_tokens": [5]},
+        ),
         ("fan_in_fan_out", {"fan_in_fan_out": True}),
         ("layer_replication", {"layer_replication": [[0, 1]]}),
         ("lora_bias", {"lora_bias": True}),
@@ -104,6 +112,7 @@ def test_scales_are_those_of_peft() -> None:
         ("alpha_pattern", {"alpha_pattern": {"(a+)+b": 1}}),
         ("rank_pattern", {"rank_pattern": {"q_proj": -1}}),
         ("rank_pattern", {"rank_pattern": [1]}),
+        ("rank_pattern", {"rank_pattern": {"q_proj": 1, r".*\.q_proj": 2}}),
         ("alora_invocation_tokens", {"alora_invocation_tokens": []}),
         ("alora_invocation_tokens", {"alora_invocation_tokens": [-1]}),
     ],
@@ -119,6 +128,53 @@ def test_what_is_not_served_is_refused_by_its_name(field: str, changes: dict[str
 def test_what_is_no_configuration_is_refused(data: bytes) -> None:
     with pytest.raises(BadAdapter, match=r"^adapter_config\.json: "):
         read_config(data)
+
+
+EXPERTS = {"model.0.experts.gate_up_proj": (3, 4, 2), "model.0.experts.down_proj": (2, 3, 2)}
+"""Of two experts."""
+
+
+def of_experts(inner: tuple[int, int], outer: tuple[int, int]) -> tuple[dict[str, Any], int]:
+    """The header of matrices of rank 1 that go from so many inputs to outputs, and their bytes."""
+    header, at = {}, 0
+    for module, (inputs, outputs) in (("experts.base_layer", inner), ("experts", outer)):
+        for matrix_name, shape in (("A", (2, inputs)), ("B", (outputs, 2))):
+            name = f"base_model.model.model.0.{module}.lora_{matrix_name}.weight"
+            header[name] = matrix(at, *shape)
+            at = header[name]["data_offsets"][1]
+    return header, at
+
+
+def check_experts(header: dict[str, Any], size: int, targets: list[str]) -> CheckedAdapter:
+    one = AdapterCheck(config(r=1, target_parameters=targets), EXPERTS)
+    one.feed(file(header, bytes(size)))
+    return one.finish()
+
+
+BOTH = ["experts.gate_up_proj", "model.0.experts.down_proj"]
+
+
+def test_experts_are_changed_by_what_wraps_them() -> None:
+    found = check_experts(*of_experts((3, 4), (2, 3)), BOTH)
+    assert (found.rank, found.modules) == (1, ("down_proj", "gate_up_proj"))
+    again = check_experts(*of_experts((3, 4), (2, 3)), BOTH[::-1])
+    assert again.digest == found.digest
+
+
+@pytest.mark.parametrize(
+    ("inner", "outer", "targets"),
+    [
+        ((2, 3), (3, 4), BOTH),  # the other way round
+        ((3, 4), (2, 3), BOTH[:1]),  # one more than is said
+        ((3, 4), (2, 3), []),
+        ((3, 5), (2, 3), BOTH),
+    ],
+)
+def test_other_experts_than_the_bases_are_refused(
+    inner: tuple[int, int], outer: tuple[int, int], targets: list[str]
+) -> None:
+    with pytest.raises(BadAdapter, match=r"^model\.0\.experts"):
+        check_experts(*of_experts(inner, outer), targets)
 
 
 HEADER = json.dumps(tensors()).encode()

@@ -46,16 +46,18 @@ def test_no_kernel_spills() -> None:
         "choose_experts",
         "convolve_runs",
         "draw_rows",
+        "give_columns",
         "merge_chunk",
         "multiply_by_expert",
         "rotate_and_store",
         "scan_runs",
         "sort_by_expert",
+        "take_ranks",
         "write_slots",
     }
-    # What every step of a small model runs, and one of experts.
+    # What every step of a small model runs, and one of experts, of states and of adapters.
     plain = "bfloat16 64( grouped)?$|draw_rows|bfloat16 experts(?!.*biases)|gpt-oss"
-    plain += "|bfloat16 gdn|scan_runs|over 4 by 1$"
+    plain += "|bfloat16 gdn|scan_runs|over 4 by 1$|(take_ranks|give_columns)"
     done = check("--dtype", "bfloat16", "--head-dim", "64", "--only", plain, "--json")
     assert done.returncode == 0, done.stderr
     usages = json.loads(done.stdout)
