@@ -63,11 +63,11 @@ def adapted_experts(
         other = LinearChange(torch.full((1, 3), torch.inf), torch.ones(3, 1), 1.0)
         changes |= {LinearPlace(0, 3, 3): other}
         image = make_image(changes, NUM_PRODUCTS, dtype, page_bytes)
-        order = torch.randperm(image.num_pages).tolist()
+        order = torch.randperm(len(image.pages)).tolist()
         memory = torch.empty_like(image.pages)
         memory[order] = image.pages
         rows = (torch.tensor(owners) == number).nonzero().squeeze(1)
-        found.append(AdaptedRows(image.within(memory.to(device), order), rows))
+        found.append(AdaptedRows(image.layout.within(memory.to(device), order), rows))
     return found
 
 

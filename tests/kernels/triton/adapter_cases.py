@@ -94,10 +94,10 @@ def placed(mix: Mix, device: torch.device) -> list[AdaptedRows]:
         other = LinearChange(torch.full((1, 3), torch.inf), torch.ones(3, 1), 1.0)
         changes = {LinearPlace(0, 3, 3): other} | changes
         image = make_image(changes, 3, mix.dtype, PAGE_BYTES)
-        order = torch.randperm(image.num_pages).tolist()
+        order = torch.randperm(len(image.pages)).tolist()
         memory = torch.empty_like(image.pages)
         memory[order] = image.pages
-        found.append(AdaptedRows(image.within(memory.to(device), order), rows))
+        found.append(AdaptedRows(image.layout.within(memory.to(device), order), rows))
     return found
 
 
