@@ -3,7 +3,9 @@
 An adapter is kept as some blocks of the first kind: found by hashes of its name, in use while
 requests with it are served, and cached behind that like any others, until their memory is needed.
 Its weights come from the service, which is asked for them once; they are read by a thread, stay in
-the host's memory as long as that allows, and are copied into blocks by a thread, beside steps.
+the host's memory as long as that allows, and are copied into blocks by a thread, beside steps. Few
+are on their way at a time, and fewer of one tenant: so much memory they take, and so much of the
+machine, however many are asked for.
 """
 
 from __future__ import annotations
@@ -13,20 +15,19 @@ import time
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, wait
-from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
+from engine.adapters.adapter import Adapter, Arrival, Refusal, no_room
 from engine.adapters.blocks import Loading, Placed, block_hash, places_of, read, write
 from engine.adapters.config import BadAdapter
-from engine.adapters.figures import AdapterFigures
 from engine.adapters.memory import AdapterMemory, Image
 from engine.api import AdapterState, EngineRequest, LoadedAdapter
 from engine.disk.memory import BlockMemory
 from engine.grammar.compiled import CompiledGrammar
 from engine.schedule.scheduler import Scheduler
-from engine.sequences.sequence import Sequence
 from engine.system.fair_threads import FairThreads
+from engine.system.turns import Turns
 
 _log = logging.getLogger(__name__)
 _PATIENCE_SECONDS: Final = 60.0
@@ -37,54 +38,10 @@ _TURNS: Final = 3
 """Of the scheduler, for a request to begin with an adapter that was loaded for it again."""
 _MOST_KNOWN: Final = 4096
 """Adapters, most of them by their names alone."""
-
-
-class Arrival(NamedTuple):
-    """A request that waits no longer, and by what its adapter's blocks are found."""
-
-    request: EngineRequest
-    grammar: CompiledGrammar | None
-    hashes: list[bytes]
-
-
-class Refusal(NamedTuple):
-    """There is no adapter for these requests, and for those in the scheduler that have ended."""
-
-    requests: list[EngineRequest]
-    ended: list[Sequence]
-    error: str
-
-
-@dataclass(slots=True, eq=False)
-class _Adapter:
-    """What is known of one that requests have asked for."""
-
-    name: bytes
-    tenant: str
-    """Whose request has asked for it first."""
-    waiting: OrderedDict[str, tuple[EngineRequest, CompiledGrammar | None]] = field(
-        default_factory=OrderedDict
-    )
-    heard_at: float | None = None
-    """When the service was asked for it, or has brought some of it, until it is here."""
-    pieces: list[bytes] = field(default_factory=list)
-    reading: Future[Image] | None = None
-    image: Image | None = None
-    loading: Loading | None = None
-    blocks: list[int] = field(default_factory=list)
-    """Where the model computes with it, as long as they are found by its hashes."""
-    hashes: list[bytes] = field(default_factory=list)
-    gathered: list[int] = field(default_factory=list)
-    """Blocks that are kept for it, with a reference each, until there are enough."""
-    is_lacking: bool = False
-    """Whether the scheduler has a request that could have begun with it."""
-    figures: AdapterFigures = field(default_factory=AdapterFigures)
-
-    @property
-    def is_idle(self) -> bool:
-        """Whether nobody waits for any of it."""
-        is_wanted = self.waiting or self.is_lacking or self.heard_at is not None
-        return not (is_wanted or self.loading or self.reading or self.gathered)
+_MOST_COMING: Final = 8
+"""Adapters on their way into blocks at a time."""
+_MOST_OF_TENANT: Final = 4
+"""Of these."""
 
 
 class Adapters:
@@ -104,10 +61,15 @@ class Adapters:
         self._model = model
         self._memory = memory
         self._most_bytes = most_bytes
-        self._known: OrderedDict[bytes, _Adapter] = OrderedDict()
+        self._known: OrderedDict[bytes, Adapter] = OrderedDict()
         """The least recently used first."""
-        self._busy: dict[bytes, _Adapter] = {}
+        self._busy: dict[bytes, Adapter] = {}
         """Those that somebody waits for."""
+        self._new: list[Adapter] = []
+        """Of these, whom nobody has looked after yet."""
+        self._turns: Turns[Adapter] = Turns(_MOST_COMING, _MOST_OF_TENANT)
+        """For which the others wait, unless they are on their way."""
+        self._coming: dict[bytes, Adapter] = {}
         self._placed: dict[bytes, Placed] = {}
         """By the names of those that the model knows."""
         self._kept: list[int] = []
@@ -137,10 +99,13 @@ class Adapters:
         one = self._wanted(use.name, request.tenant)
         one.waiting[request.request_id] = request, grammar
 
-    def _wanted(self, name: bytes, tenant: str) -> _Adapter:
+    def _wanted(self, name: bytes, tenant: str) -> Adapter:
         """What is known of that, which somebody waits for."""
-        one = self._busy[name] = self._known.setdefault(name, _Adapter(name, tenant))
+        one = self._known.setdefault(name, Adapter(name, tenant))
         self._known.move_to_end(name)
+        if name not in self._busy:
+            self._busy[name] = one
+            self._new.append(one)
         return one
 
     def abort(self, request_id: str, index: int | None) -> EngineRequest | None:
@@ -185,7 +150,7 @@ class Adapters:
         """What is known of adapters of these names; nothing of those that nobody has asked for."""
         return [None if one is None else self._state(one) for one in map(self._known.get, names)]
 
-    def _state(self, one: _Adapter) -> AdapterState:
+    def _state(self, one: Adapter) -> AdapterState:
         is_there = one.name in self._placed and self._found(one) == one.blocks
         return one.figures.state(on_device=is_there, in_host=one.image is not None)
 
@@ -203,10 +168,32 @@ class Adapters:
             self._pause(patience or _MOMENT_SECONDS)
         self._let_go()
         self._look_for_lacking()
-        for one in list(self._busy.values()):
+        new, self._new = self._new, []
+        for one in new:
+            yield from self._begin(one)
+        while (turn := self._turns.take()) is not None:
+            self._coming[turn[1].name] = turn[1]
+        for one in list(self._coming.values()):
             yield from self._advance(one)
-            if one.is_idle:
-                self._busy.pop(one.name, None)
+            if one.name in self._coming and one.is_idle:
+                self._end(one)
+
+    def _begin(self, one: Adapter) -> Iterator[Arrival | Refusal]:
+        """Hand out one that is there, and refuse one that never will be; others have their turn."""
+        if one.blocks and self._found(one) == one.blocks:
+            one.is_lacking = False
+            yield from self._hand_out(one)
+            self._end(one)
+        elif self._is_too_large(one):
+            yield from self._refuse(one, no_room(one))
+        else:
+            self._turns.add(one.tenant, one)
+
+    def _end(self, one: Adapter) -> None:
+        """Nobody waits for it any more."""
+        del self._busy[one.name]
+        if self._coming.pop(one.name, None) is not None:
+            self._turns.end(one.tenant)
         self._shrink()
 
     def _look_for_lacking(self) -> None:
@@ -229,15 +216,15 @@ class Adapters:
 
     def _pause(self, seconds: float) -> None:
         """Let threads go on, or the service, which cannot be waited for here."""
-        busy = self._busy.values()
-        futures: list[Future[Any]] = [one.reading for one in busy if one.reading is not None]
-        futures += [one.loading.written for one in busy if one.loading is not None]
+        coming = self._coming.values()
+        futures: list[Future[Any]] = [one.reading for one in coming if one.reading is not None]
+        futures += [one.loading.written for one in coming if one.loading is not None]
         if futures:
             wait(futures, timeout=seconds, return_when=FIRST_COMPLETED)
         else:
             time.sleep(seconds)
 
-    def _advance(self, one: _Adapter) -> Iterator[Arrival | Refusal]:
+    def _advance(self, one: Adapter) -> Iterator[Arrival | Refusal]:
         """Go on with one adapter as far as that is possible."""
         if one.reading is not None and one.reading.done():
             reading, one.reading = one.reading, None
@@ -253,14 +240,15 @@ class Adapters:
             count = -(-image.num_pages // self._pool.kinds[0].pages)
             one.hashes = [block_hash(one.name, number) for number in range(count)]
             one.figures.fetched(image.num_pages * self._memory.page_bytes)
+            if self._is_too_large(one):
+                one.image = None
+                yield from self._refuse(one, no_room(one))
+                return
         if one.loading is not None:
             if one.loading.written.done():
                 yield from self._land(one, one.loading)
-        elif one.gathered and not (one.waiting or one.is_lacking):
+        elif one.heard_at is None and one.reading is None and not one.is_wanted:
             self._pool.release(self._take_gathered(one))
-        elif one.blocks and self._found(one) == one.blocks:
-            one.is_lacking = False
-            yield from self._hand_out(one)
         elif one.image is not None:
             yield from self._load(one, one.image)
         elif one.reading is None and one.heard_at is None:
@@ -270,12 +258,12 @@ class Adapters:
         elif one.heard_at is not None and time.monotonic() - one.heard_at > _PATIENCE_SECONDS:
             yield from self._refuse(one, "it does not come")
 
-    def _found(self, one: _Adapter) -> list[int | None]:
+    def _found(self, one: Adapter) -> list[int | None]:
         """Its blocks, as far as they are there."""
         found = (self._pool.find([key]) for key in one.hashes)
         return [blocks[0] if blocks else None for blocks in found]
 
-    def _load(self, one: _Adapter, image: Image) -> Iterator[Refusal]:
+    def _load(self, one: Adapter, image: Image) -> Iterator[Refusal]:
         """Have what is missing of an adapter in the pool written into blocks, if there is room."""
         found = self._found(one)
         there = [block for block in found if block is not None]
@@ -285,7 +273,7 @@ class Adapters:
             self._pool.release(there)
             others = len(self._tiers.arriving) - len(one.gathered)
             if not (self._lifecycle.running or others):
-                yield from self._refuse(one, f"there is no room for its {len(found)} blocks")
+                yield from self._refuse(one, no_room(one))
             return
         gathered = self._take_gathered(one)
         new = gathered[: len(missing)]
@@ -301,12 +289,12 @@ class Adapters:
         one.loading = Loading(blocks, len(new), landing, written)
         self._tiers.loading += blocks
 
-    def _gather(self, one: _Adapter, count: int) -> bool:
+    def _gather(self, one: Adapter, count: int) -> bool:
         """Keep blocks for an adapter, up to so many, beside what running requests are to have: what
         becomes free would go to requests that need less at a time. For one adapter at a time, as
         two might wait for each other. Returns whether there are enough.
         """
-        others = any(other.gathered for other in self._busy.values() if other is not one)
+        others = any(other.gathered for other in self._coming.values() if other is not one)
         spare = self._lifecycle.headroom(self._lifecycle.running.values())
         wanted, size = count - len(one.gathered), self._pool.kinds[0].pages
         while wanted > 0 and not self._pool.can_allocate(wanted * size + spare, one.tenant):
@@ -316,14 +304,14 @@ class Adapters:
         self._tiers.loading += new
         return len(one.gathered) >= count
 
-    def _take_gathered(self, one: _Adapter) -> list[int]:
+    def _take_gathered(self, one: Adapter) -> list[int]:
         """They are kept no more."""
         gathered, one.gathered = one.gathered, []
         for block in gathered:
             self._tiers.loading.remove(block)
         return gathered
 
-    def _land(self, one: _Adapter, loading: Loading) -> Iterator[Arrival]:
+    def _land(self, one: Adapter, loading: Loading) -> Iterator[Arrival]:
         """An adapter is in its blocks: who waits for it holds them, too."""
         one.loading = None
         loading.written.result()
@@ -361,7 +349,7 @@ class Adapters:
             self._model.forget(name)
             del self._placed[name]
 
-    def _hand_out(self, one: _Adapter) -> Iterator[Arrival]:
+    def _hand_out(self, one: Adapter) -> Iterator[Arrival]:
         """It is there: who waits for it comes in, and holds it when it begins."""
         while one.waiting:
             _, (request, grammar) = one.waiting.popitem(last=False)
@@ -369,7 +357,7 @@ class Adapters:
             one.figures.use()
             yield Arrival(request, grammar, one.hashes)
 
-    def _pin(self, one: _Adapter, request: EngineRequest) -> None:
+    def _pin(self, one: Adapter, request: EngineRequest) -> None:
         """Pin an adapter as its request wishes, within its tenant's limit."""
         assert request.adapter is not None
         name, limit = request.adapter.pin, request.share.max_pinned_blocks
@@ -378,10 +366,10 @@ class Adapters:
             if limit is None or self._pool.in_blocks(pages) <= limit:
                 self._pins.pin(name, request.tenant, one.blocks)
 
-    def _refuse(self, one: _Adapter, why: str) -> Iterator[Refusal]:
-        del self._known[one.name], self._busy[one.name]
+    def _refuse(self, one: Adapter, why: str) -> Iterator[Refusal]:
         self._pool.release(self._take_gathered(one))
-        requests = [request for request, _ in one.waiting.values()]
+        requests = one.give_up()
+        self._end(one)
         error = f"the adapter cannot be used: {why}"
         lacking = [
             group
@@ -390,6 +378,10 @@ class Adapters:
         ]
         ended = [seq for group in lacking for seq in self._lifecycle.end(group, "error", error)]
         yield Refusal(requests, ended, error)
+
+    def _is_too_large(self, one: Adapter) -> bool:
+        """Whether there is no room for it, whatever else goes."""
+        return len(one.hashes) * self._pool.kinds[0].pages > self._pool.num_pages
 
     def _shrink(self) -> None:
         """Let images go that were not used for longest, as long as they have too many bytes."""

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Final
 
-from engine.adapters.adapters import Adapters, Arrival, Refusal
+from engine.adapters.adapter import Arrival, Refusal
+from engine.adapters.adapters import Adapters
 from engine.api import EngineRequest, TokenDelta
 from engine.disk.keeper import Keeper
 from engine.grammar.compiled import CompiledGrammar

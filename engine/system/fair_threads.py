@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections import Counter, deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from threading import Lock
 from typing import Generic, TypeVar
+
+from engine.system.turns import Turns
 
 _Result = TypeVar("_Result")
 
@@ -18,32 +19,25 @@ class FairThreads(Generic[_Result]):
     """
 
     def __init__(self, threads: int, name: str) -> None:
-        self._threads = threads
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix=name)
         self._lock = Lock()
-        self._working: Counter[str] = Counter()
-        self._waiting: dict[str, deque[tuple[Future[_Result], Callable[[], _Result]]]] = {}
-        """By tenant, the one whose turn it is first."""
+        self._turns: Turns[tuple[Future[_Result], Callable[[], _Result]]] = Turns(
+            threads, max(1, threads - 1)
+        )
 
     def submit(self, tenant: str, work: Callable[[], _Result]) -> Future[_Result]:
         """What `work` will return or raise; until it begins, it can be cancelled."""
         future: Future[_Result] = Future()
         with self._lock:
-            self._waiting.setdefault(tenant, deque()).append((future, work))
+            self._turns.add(tenant, (future, work))
             self._begin()
         return future
 
     def _begin(self) -> None:
         """Start what may start. Whoever calls holds the lock."""
-        for tenant in list(self._waiting):
-            if self._working.total() >= self._threads:
-                return
-            if self._working[tenant] < max(1, self._threads - 1):
-                queue = self._waiting.pop(tenant)
-                self._working[tenant] += 1
-                self._pool.submit(self._run, tenant, *queue.popleft())
-                if queue:
-                    self._waiting[tenant] = queue  # behind the others
+        while (turn := self._turns.take()) is not None:
+            tenant, (future, work) = turn
+            self._pool.submit(self._run, tenant, future, work)
 
     def _run(self, tenant: str, future: Future[_Result], work: Callable[[], _Result]) -> None:
         try:
@@ -52,5 +46,5 @@ class FairThreads(Generic[_Result]):
         except BaseException as error:  # noqa: BLE001
             future.set_exception(error)
         with self._lock:
-            self._working -= Counter((tenant,))
+            self._turns.end(tenant)
             self._begin()
