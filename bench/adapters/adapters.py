@@ -6,7 +6,9 @@ in turns; a ratio is the median over the rounds. `loading` times the first token
 that the engine has never had, one that is in the host's memory, and one that is among the blocks.
 `activated` times it behind a conversation that the base has computed: a few tokens more with the
 base, with an adapter that they invoke, and with one that acts on all. `zipf` asks for adapters by
-how popular they are, in a memory that holds few of them.
+how popular they are, in a memory that holds few of them. `flood` is what a tenant's many adapters
+cost its neighbours (`bench.adapters.flood`). With `--peers` other servers have the same adapters
+(`bench.adapters.peers`).
 """
 
 from __future__ import annotations
@@ -22,15 +24,16 @@ from typing import Final
 
 from rich.table import Table
 
+from bench.adapters import flood, peers
 from bench.adapters.making import Made, Shelf
 from bench.common import engines
 from bench.common.options import add_model, engine_config
-from bench.registry import Result
+from bench.registry import BenchError, Result
 from engine.api import AdapterUse, EngineRequest
 from engine.assembly.process import ProcessEngine
 
 MIXES: Final = (1, 8, 32)
-PARTS: Final = ("throughput", "loading", "activated", "zipf")
+PARTS: Final = ("throughput", "loading", "activated", "zipf", "flood", "peers")
 FIGURES: Final = {
     **{
         f"throughput_ratio_{mix}": f"tokens a second of streams with {mix} adapters over the base's"
@@ -47,6 +50,8 @@ FIGURES: Final = {
     "memory",
     "zipf_ttft_ms_median": "their first tokens, ms",
     "zipf_ttft_ms_p99": "of the slowest hundredth, ms",
+    **flood.FIGURES,
+    **peers.FIGURES,
 }
 _INVOCATION: Final = (5, 6, 7)
 _PROMPT_TOKENS: Final = 64
@@ -69,14 +74,29 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--held", type=int, default=50, help="of them that the memory holds")
     parser.add_argument("--kv-memory-mib", type=int, default=2048)
     parser.add_argument("--requests", type=int, default=300, help="of zipf")
+    flood.add_arguments(parser)
+    peers.add_arguments(parser)
 
 
 def run(options: argparse.Namespace) -> Result:
-    """Measure what is asked for."""
-    return asyncio.run(_measure(options))
+    """Measure what is asked for. Raises `BenchError` where a server does not answer."""
+    if options.parts == ["peers"] and options.peers is None:
+        raise BenchError("--parts peers: there are none without --peers")
+    figures = asyncio.run(_measure(options))
+    if "flood" in options.parts:
+        figures |= flood.measure(options)
+    table = Table("", "", title="adapters")
+    for name, value in figures.items():
+        table.add_row(name, f"{value:.3f}" if value < 100 else f"{value:.0f}")
+    tables = [table] if figures else []
+    if "peers" in options.parts and options.peers is not None:
+        beside, servers = peers.measure(options)
+        figures |= beside
+        tables.append(servers)
+    return Result(figures, tables)
 
 
-async def _measure(options: argparse.Namespace) -> Result:
+async def _measure(options: argparse.Namespace) -> dict[str, float]:
     figures: dict[str, float] = {}
     whole = options.kv_memory_mib << 20
     if "throughput" in options.parts:
@@ -90,10 +110,7 @@ async def _measure(options: argparse.Namespace) -> Result:
             figures |= await bed.loading()
     if "zipf" in options.parts:
         figures |= await _zipf(options, whole // _SMALL)
-    table = Table("", "", title="adapters")
-    for name, value in figures.items():
-        table.add_row(name, f"{value:.3f}" if value < 100 else f"{value:.0f}")
-    return Result(figures, [table])
+    return figures
 
 
 class _Bed:

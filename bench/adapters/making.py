@@ -9,8 +9,10 @@ from functools import cached_property
 
 import torch
 from safetensors.torch import save
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from engine.api import AdapterUse, EngineError
+from engine.model.weights import resolve_model
 
 _PIECE_BYTES = 1 << 20
 _SIZE = 0.01
@@ -40,8 +42,12 @@ class Made:
         """`adapter_config.json`."""
         fields = {
             "peft_type": "LORA",
+            "task_type": "CAUSAL_LM",
             "r": self.rank,
             "lora_alpha": 2 * self.rank,
+            "lora_dropout": 0.0,
+            "bias": "none",
+            "target_modules": sorted({name.rpartition(".")[2] for name in self.linears}),
             "alora_invocation_tokens": list(self.invocation) or None,
         }
         return json.dumps(fields).encode()
@@ -56,6 +62,19 @@ class Made:
                 weight = torch.randn(shape, generator=random) * _SIZE
                 tensors[f"base_model.model.{module}.lora_{matrix}.weight"] = weight.bfloat16()
         return save(tensors)
+
+
+def linears_of(model: str) -> dict[str, tuple[int, int]]:
+    """The linear layers of a model but its head, by their names: numbers of inputs and outputs."""
+    config = AutoConfig.from_pretrained(resolve_model(model))
+    with torch.device("meta"):
+        made = AutoModelForCausalLM.from_config(config)
+    head = made.get_output_embeddings()
+    return {
+        name: (module.in_features, module.out_features)
+        for name, module in made.named_modules()
+        if isinstance(module, torch.nn.Linear) and module is not head
+    }
 
 
 class Shelf:

@@ -39,6 +39,8 @@ class Ask:
     """The end user, in whose namespace the prompt is cached; the tenant's where there is none."""
     schema: dict[str, Any] | None = None
     """What the answer is held to, which then ends where that says. Over HTTP alone."""
+    adapter: int | None = None
+    """The number of the adapter that answers. Over HTTP alone."""
 
 
 @dataclass
@@ -83,13 +85,21 @@ class DriverError(Exception):
 class HttpDriver:
     """OpenAI-compatible chat completions, streamed as server-sent events.
 
-    `omits` are fields that the server refuses; with `new_connections` none is used twice.
+    `omits` are fields that the server refuses; with `new_connections` none is used twice. `adapter`
+    is what a request for adapter number `{number}` has in its body, in JSON.
     """
 
     def __init__(
-        self, url: str, model: str, *, omits: Collection[str] = (), new_connections: bool = False
+        self,
+        url: str,
+        model: str,
+        *,
+        omits: Collection[str] = (),
+        new_connections: bool = False,
+        adapter: str = "",
     ) -> None:
         self._model = model
+        self._adapter = adapter
         self._omits = omits
         self._client = httpx.AsyncClient(
             base_url=url,
@@ -114,6 +124,8 @@ class HttpDriver:
             del body["ignore_eos"]
             named = {"name": "bench", "schema": ask.schema}
             body["response_format"] = {"type": "json_schema", "json_schema": named}
+        if ask.adapter is not None:
+            body |= json.loads(self._adapter.replace("{number}", str(ask.adapter)))
         body = {name: value for name, value in body.items() if name not in self._omits}
         headers = {"authorization": f"Bearer {ask.api_key}"}
         timing.sent_at = perf_counter()

@@ -65,6 +65,17 @@ class Service:
                 time.sleep(0.05)
             return api_key
 
+    def put_adapter(
+        self, tenant: str, name: str, config: bytes, weights: bytes, *, pinned: bool = False
+    ) -> None:
+        """Give a tenant an adapter, PEFT's two files."""
+        files = {"adapter_config.json": config, "adapter_model.safetensors": weights}
+        with self._admin() as admin:
+            path = f"/admin/tenants/{tenant}/adapters/{name}"
+            admin.put(path, files=files).raise_for_status()
+            if pinned:
+                admin.post(f"{path}/pin").raise_for_status()
+
     def operator(self) -> httpx.AsyncClient:
         """A client that may ask `/admin`."""
         return httpx.AsyncClient(**self._operator)
@@ -140,8 +151,15 @@ def running_service(options: Sequence[str], program: str = "app.cli") -> Iterato
         ready = Path(folder, "ready.json")
         command = [sys.executable, "-m", program, "serve", "--port", "0", "--no-demo-tenant"]
         # One tenant may be a whole load here. Counted it is all the same, as in every service.
-        for name in ("requests-per-minute", "concurrent-streams", "sockets", "queued-requests"):
-            command += [f"--default-{name}", "1000000000"]
+        for name in (
+            "requests-per-minute",
+            "concurrent-streams",
+            "sockets",
+            "queued-requests",
+            "adapters",
+            "adapter-bytes",
+        ):
+            command += [f"--default-{name}", "1000000000000"]
         command += ["--data-dir", str(Path(folder, "data")), "--ready-file", str(ready)]
         command += ["--core-dumps", *options]  # or nobody but root may count its descriptors
         # Settings in the caller's environment must not change what is measured.

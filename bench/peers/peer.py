@@ -41,6 +41,8 @@ class Peer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     new_connections: bool = False
     cache_salt: bool = False
     """Whether it keeps tenants apart by that field: `bench audit` asks without and with it."""
+    adapter: str = ""
+    """What a request for adapter number `{number}` has in its body, in JSON (`bench adapters`)."""
 
     @property
     def base_url(self) -> str:

@@ -77,7 +77,12 @@ def of_peer(peer: Peer, load: Load) -> Server:
         with running_peer(peer) as (pid, seconds):
             yield Running(peer.base_url, peer.model, tenants, pid, seconds)
 
-    connect = partial(HttpDriver, omits=peer.omits, new_connections=peer.new_connections)
+    connect = partial(
+        HttpDriver,
+        omits=peer.omits,
+        new_connections=peer.new_connections,
+        adapter=peer.adapter,
+    )
     return Server(peer.name, start, connect, peer.omits)
 
 
