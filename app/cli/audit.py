@@ -48,6 +48,20 @@ def audit(
         list[str] | None,
         typer.Option(help="Look at this channel alone; can be repeated.", metavar="NAME"),
     ] = None,
+    adapter: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Adapter of the first tenant, as requests name it; repeat it for more.",
+            metavar="MODEL",
+        ),
+    ] = None,
+    neighbour_adapter: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Adapter of the second tenant, of the same files as the first one's in its place.",
+            metavar="MODEL",
+        ),
+    ] = None,
     rate: Annotated[float, typer.Option(min=0.01, help="Requests a second, at most.")] = 20.0,
     timeout: Annotated[
         float, typer.Option(min=0.1, help="Seconds that a request may take.")
@@ -78,6 +92,7 @@ def audit(
     """
     from app.isolation_audit.audit import Plan
     from app.isolation_audit.observing import CHANNELS
+    from app.isolation_audit.probes import AdapterNames
     from app.isolation_audit.server import AuditError, Server
 
     owner, other = _tenants([*(key or []), *([neighbour] if neighbour else [])], salt)
@@ -86,8 +101,18 @@ def audit(
         raise typer.BadParameter(f"--channel {unknown[0]}: there are {', '.join(CHANNELS)}")
     if not url.startswith(("http://", "https://")):
         raise typer.BadParameter(f"--url {url}: not a URL such as http://127.0.0.1:8000")
+    adapters = AdapterNames(tuple(adapter or ()), tuple(neighbour_adapter or ()))
+    if len(adapters.owner) != len(adapters.neighbour):
+        raise typer.BadParameter("--adapter, --neighbour-adapter: each as often as the other")
     drawn = random.getrandbits(32) if seed is None else seed
-    plan = Plan(samples=samples, words=words, channels=channels, seed=drawn, alpha=alpha)
+    plan = Plan(
+        samples=samples,
+        words=words,
+        channels=channels,
+        seed=drawn,
+        alpha=alpha,
+        adapters=adapters,
+    )
 
     server = Server(url, model, rate=rate, timeout_seconds=timeout, new_connections=new_connections)
     try:

@@ -7,9 +7,10 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict, dataclass
 from typing import Final
 
+from app.isolation_audit.adapter_probes import ALL_PROBES
 from app.isolation_audit.findings import findings
 from app.isolation_audit.observing import ARMS, CHANNELS, Arm, Observation, Samples
-from app.isolation_audit.probes import PROBES, Probe, Scene
+from app.isolation_audit.probes import NO_ADAPTERS, AdapterNames, Probe, Scene
 from app.isolation_audit.report import Report
 from app.isolation_audit.server import AuditError, RequestFailed, Server, Tenant
 from app.isolation_audit.texts import Texts
@@ -32,6 +33,8 @@ class Plan:
     seed: int
     """Of what is sent, and in which order: what a server has heard before is not new to it."""
     alpha: float = 0.05
+    adapters: AdapterNames = NO_ADAPTERS
+    """Without any, nothing is said of them."""
 
 
 Progress = Callable[[int, int], None]
@@ -49,10 +52,10 @@ async def audit(
     await server.find_model(owner)
     for tenant, name in ((owner, "first"), (neighbour, "second")):
         await _greet(server, tenant, name)
-    scene = Scene(server, owner, Texts(plan.seed, plan.words))
+    scene = Scene(server, owner, neighbour, Texts(plan.seed, plan.words), plan.adapters)
     wanted = [
         probe
-        for probe in (make(scene) for make in PROBES)
+        for probe in (make(scene) for make in ALL_PROBES)
         if set(probe.channels) & set(plan.channels) and await _is_served(probe)
     ]
     draw = random.Random(plan.seed)
@@ -68,7 +71,8 @@ async def audit(
     probers = {"neighbour": neighbour, "control": owner}
     taken = [await _sample(probe, server, probers, plan.samples, draw, note) for probe in wanted]
     parameters = {"url": server.url, "model": server.model} | asdict(plan)
-    parameters |= {"channels": list(plan.channels), "same_tenant": owner == neighbour}
+    parameters |= {"channels": list(plan.channels), "adapters": len(plan.adapters.owner)}
+    parameters |= {"same_tenant": owner == neighbour}
     return Report(parameters, findings(taken, plan.channels, plan.alpha))
 
 

@@ -14,6 +14,10 @@ CHANNELS: Final = {
     "errors": "what comes of going on from a stored response",
     "ids": "what comes of asking for a stored response",
     "constrained": "time to the first token of an answer held to a JSON schema",
+    "adapters": "time to the first token behind an adapter of the same files as one just used",
+    "adapter_use": "time to the first token, of the model and of an adapter that is in use, behind "
+    "a request for another adapter",
+    "adapter_names": "what comes of asking for an adapter by its name",
 }
 """Each with what is looked at."""
 

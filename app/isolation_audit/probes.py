@@ -29,12 +29,25 @@ _TOLD_BY_ERRORS: Final = ("type", "code", "param", "message")
 
 
 @dataclass(frozen=True)
+class AdapterNames:
+    """Adapters of the same files, in the same order, as each of the tenants asks for its own."""
+
+    owner: Sequence[str] = ()
+    neighbour: Sequence[str] = ()
+
+
+NO_ADAPTERS: Final = AdapterNames()
+
+
+@dataclass(frozen=True)
 class Scene:
     """What all probes need."""
 
     server: Server
     owner: Tenant
+    neighbour: Tenant
     texts: Texts
+    adapters: AdapterNames = NO_ADAPTERS
 
 
 class Probe(ABC):
@@ -69,7 +82,7 @@ class PromptProbe(Probe):
         prompt = texts.prompt()
         await server.chat(self._scene.owner, prompt, _TOKENS)
         answer = await server.chat(prober, prompt if is_sent else texts.prompt(), _TOKENS)
-        found: Observation = {Feature("ttft", "seconds"): _ttft(answer)}
+        found: Observation = {Feature("ttft", "seconds"): answer.ttft_seconds}
         if len(answer.arrivals) > 1:
             first, last = answer.arrivals[0], answer.arrivals[-1]
             found[Feature("itl", "mean gap seconds")] = (last - first) / (len(answer.arrivals) - 1)
@@ -163,11 +176,7 @@ class SchemaProbe(Probe):
         await server.chat(self._scene.owner, texts.short_prompt(), 1, schema=schema)
         asked = schema if is_sent else texts.schema()
         answer = await server.chat(prober, texts.short_prompt(), 1, schema=asked)
-        return {Feature("constrained", "seconds"): _ttft(answer)}
-
-
-def _ttft(answer: Answer) -> float:
-    return answer.arrivals[0] - answer.sent_at
+        return {Feature("constrained", "seconds"): answer.ttft_seconds}
 
 
 class StoredProbe(Probe):
@@ -208,9 +217,9 @@ class StoredProbe(Probe):
         shown = await server.ask(prober, "GET", f"{_RESPONSES}/{named}")
         continued = await self._ask(prober, previous_response_id=named)
         found: Observation = {
-            Feature("ids", "answer"): _gist(shown, named),
+            Feature("ids", "answer"): gist(shown, named),
             Feature("ids", "seconds"): shown.seconds,
-            Feature("errors", "answer"): _gist(continued, named),
+            Feature("errors", "answer"): gist(continued, named),
             Feature("errors", "seconds"): continued.seconds,
         }
         return found | (await self._compared(prober, named) if self._has_diagnostics else {})
@@ -242,7 +251,7 @@ def _id_of(reply: Reply) -> str:
     return named
 
 
-def _gist(reply: Reply, named: str) -> str:
+def gist(reply: Reply, named: str) -> str:
     """Status and error, alike for all ids. What a response says is the same for no two."""
     if reply.status < 300 or not isinstance(reply.document, dict):
         return str(reply.status)

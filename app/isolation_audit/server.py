@@ -52,6 +52,11 @@ class Answer:
     told: dict[str, Any] = field(default_factory=dict)
     """What the chunks have besides what the API has in them, and the headers."""
 
+    @property
+    def ttft_seconds(self) -> float:
+        """From sending the request to the first text."""
+        return self.arrivals[0] - self.sent_at
+
 
 @dataclass(frozen=True)
 class Reply:
@@ -123,18 +128,19 @@ class Server:
         prompt: str,
         tokens: int,
         *,
+        model: str | None = None,
         schema: Mapping[str, Any] | None = None,
         answer: Answer | None = None,
         on_text: Callable[[], None] = lambda: None,
     ) -> Answer:
         """The answer of so many tokens to a prompt, held to a schema if there is one.
 
-        `answer` is filled as it comes, and `on_text` called at each arrival. Raises
-        `RequestFailed`, also for an answer without text.
+        `model` is asked instead of the server's. `answer` is filled as it comes, and `on_text`
+        called at each arrival. Raises `RequestFailed`, also for an answer without text.
         """
         answer = answer or Answer()
         body: dict[str, Any] = {
-            "model": self.model,
+            "model": model or self.model,
             "messages": [{"role": "user", "content": prompt}],
             "max_tokens": tokens,
             "temperature": 0,

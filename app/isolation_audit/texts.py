@@ -48,6 +48,11 @@ class Texts:
         half = len(known) // 2
         return known[:half] + "".join(self._drawn_like(letter) for letter in known[half:])
 
+    def name_like(self, known: str) -> str:
+        """A name that nobody has, like one that somebody has: behind its last colon it is drawn."""
+        head, colon, tail = known.rpartition(":")
+        return head + colon + "".join(map(self._drawn_like, tail))
+
     def _question(self, words: int) -> str:
         chosen = " ".join(self._draw.choices(_WORDS, k=words))
         return f"{chosen}. Tell a story with these words."

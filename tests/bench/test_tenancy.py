@@ -43,8 +43,8 @@ def test_isolation_sees_a_tenants_own_prompts_and_no_neighbours(
 def test_the_product_tells_a_tenant_its_own_and_no_neighbours(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told = ["usage", "errors", "ids"]  # those that depend on no time alone
-    options = ["--samples", "20", "--channel", *told, "--plots", str(tmp_path)]
+    told = ["usage", "errors", "ids", "adapter_names"]  # those that depend on no time alone
+    options = ["--samples", "20", "--channel", *told, "--plots", str(tmp_path), "--adapters", "3"]
     found = figures("audit", model, tmp_path, monkeypatch, *options)
     assert found["p_min_neighbour"] <= min(found[f"p_neighbour_{channel}"] for channel in told)
     assert found["p_max_control"] < 0.01

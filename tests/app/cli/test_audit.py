@@ -64,6 +64,7 @@ def test_salts_stand_for_keys(leaky: LeakyServer) -> None:
         (["--key", "key-a", "--key", "wrong"], "the second tenant is not answered"),
         (["--key", "a", "--key", "b", "--neighbour", "c"], "at most two keys"),
         (["--key", "key-a", "--channel", "smell"], "--channel smell"),
+        (["--key", "key-a", "--adapter", "small:one"], "each as often as the other"),
         (["--url", "server.test"], "--url server.test"),
         (["--key", "key-a", "--key", "key-b", "--plot", "/nowhere/a.svg"], "/nowhere/a.svg"),
     ],

@@ -11,9 +11,14 @@ from typing import Any
 
 import httpx
 
+from app.isolation_audit.probes import AdapterNames
 from app.isolation_audit.server import Server, Tenant
 
 OWNER, NEIGHBOUR = Tenant("key-a"), Tenant("key-b")
+ADAPTERS = AdapterNames(
+    *(tuple(f"small:of-{one}-00{number}" for number in range(6)) for one in "ab")
+)
+"""What both have; a server has one of each tenant loaded."""
 
 
 class LeakyServer(httpx.AsyncBaseTransport):
@@ -35,6 +40,8 @@ class LeakyServer(httpx.AsyncBaseTransport):
         self._by_salt = by_salt
         self._fail_every = fail_every
         self._sent: defaultdict[str, set[str]] = defaultdict(set)
+        self._loaded: dict[str, str] = {}
+        self._last_used = ("", "")
         self._running = 0
         self._draw = random.Random(1)
 
@@ -67,7 +74,8 @@ class LeakyServer(httpx.AsyncBaseTransport):
         if path == "/v1/models":
             return httpx.Response(200, json={"data": [{"id": "small"}]})
         if path == "/v1/chat/completions":
-            return self._chat(tenant, body)
+            refusal = self._load(tenant, body["model"])
+            return refusal or self._chat(tenant, body)
         if self._caches and path == "/v1/responses":
             return self._respond(tenant, body)
         if self._caches and request.method == "GET":
@@ -80,6 +88,26 @@ class LeakyServer(httpx.AsyncBaseTransport):
 
     def _take(self, seconds: float) -> None:
         self.now += seconds * self._draw.lognormvariate(0, 0.2)
+
+    def _load(self, tenant: str, model: str) -> httpx.Response | None:
+        """Take the time to load an adapter; refuses one that the tenant has not."""
+        own = ADAPTERS.owner if tenant == "Bearer key-a" else ADAPTERS.neighbour
+        user, used = self._last_used
+        if model != "small" and model not in own:
+            is_known = model in (*ADAPTERS.owner, *ADAPTERS.neighbour)
+            told = is_known and "adapter_names" in self._leaks
+            return _error(404, f"{model} is another tenant's" if told else f"there is no {model}")
+        self._last_used = tenant, model
+        if model != "small":
+            file = model[-3:]
+            loaded = {file for _, file in self._loaded.items()}
+            is_there = file == self._loaded.get(tenant)
+            if not (is_there or ("adapters" in self._leaks and file in loaded)):
+                self._take(0.08)
+            self._loaded[tenant] = file
+        if user != tenant and used != "small" and "adapter_use" in self._leaks:
+            self._take(0.08)
+        return None
 
     def _chat(self, tenant: str, body: dict[str, Any]) -> httpx.Response:
         prompt = body["messages"][0]["content"]

@@ -9,9 +9,10 @@ import pytest
 from app.isolation_audit.audit import Plan, audit
 from app.isolation_audit.findings import CONTROL_ALPHA
 from app.isolation_audit.observing import CHANNELS
+from app.isolation_audit.probes import NO_ADAPTERS, AdapterNames
 from app.isolation_audit.report import Report
 from app.isolation_audit.server import AuditError, Tenant
-from tests.app.isolation_audit.leaky_server import NEIGHBOUR, OWNER, LeakyServer
+from tests.app.isolation_audit.leaky_server import ADAPTERS, NEIGHBOUR, OWNER, LeakyServer
 
 SAMPLES = 20
 
@@ -22,9 +23,16 @@ async def audited(
     owner: Tenant = OWNER,
     neighbour: Tenant = NEIGHBOUR,
     rate: float = 1e9,
+    adapters: AdapterNames = ADAPTERS,
 ) -> Report:
     server = leaky.client(rate=rate)
-    plan = Plan(samples=SAMPLES, words=16, channels=channels or tuple(CHANNELS), seed=3)
+    plan = Plan(
+        samples=SAMPLES,
+        words=16,
+        channels=channels or tuple(CHANNELS),
+        seed=3,
+        adapters=adapters,
+    )
     try:
         return await audit(server, owner, neighbour, plan)
     finally:
@@ -48,12 +56,13 @@ async def test_a_leak_is_found_in_its_channel_and_in_no_other(channel: str) -> N
     report = await audited(LeakyServer({channel}))
     assert verdicts(report) == dict.fromkeys(CHANNELS, "clean") | {channel: "leak"}
     assert report.verdict == "leak"
-    assert report.p_min_neighbour < 0.001
+    assert report.p_min_neighbour < 0.002
 
 
 async def test_a_server_without_a_cache_proves_nothing() -> None:
-    report = await audited(LeakyServer(caches=False))
-    silent = dict.fromkeys(("usage", "diagnostics", "errors", "ids", "constrained"), "silent")
+    report = await audited(LeakyServer(caches=False), adapters=NO_ADAPTERS)
+    told = ("usage", "diagnostics", "errors", "ids", "constrained")
+    silent = dict.fromkeys((*told, "adapters", "adapter_use", "adapter_names"), "silent")
     assert verdicts(report) == silent | dict.fromkeys(("ttft", "itl"), "cannot tell")
     assert report.verdict == "cannot tell"
 
@@ -92,6 +101,12 @@ async def test_requests_come_no_faster_than_they_may() -> None:
     await audited(leaky, "ttft", rate=5)
     times = [at for at, _ in leaky.requests]
     assert min(after - before for before, after in pairwise(times)) > 0.199
+
+
+async def test_an_adapter_that_a_tenant_has_not_is_told_before_anything_is_measured() -> None:
+    wrong = AdapterNames(ADAPTERS.owner, ADAPTERS.owner)
+    with pytest.raises(AuditError, match=r"adapters is served.*404.*there is no small:of-a"):
+        await audited(LeakyServer(), "adapters", adapters=wrong)
 
 
 async def test_both_kinds_of_probes_follow_a_request_of_the_owners() -> None:

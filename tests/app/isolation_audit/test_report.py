@@ -110,3 +110,11 @@ def test_an_id_that_nobody_has_looks_like_one_that_somebody_has() -> None:
     assert len(made) > 45
     assert all(len(one) == len(known) and one.startswith("resp_0a") for one in made)
     assert all(one[9] == "-" and one[10:12].isalpha() and one[12:].isdigit() for one in made)
+
+
+def test_a_name_that_nobody_has_differs_from_one_that_somebody_has_behind_the_model() -> None:
+    texts = Texts(0, 8)
+    made = {texts.name_like("model-1:support-01") for _ in range(50)}
+    assert len(made) > 45
+    assert all(one.startswith("model-1:") and one[-3] == "-" for one in made)
+    assert {len(one) for one in made} == {len("model-1:support-01")}
