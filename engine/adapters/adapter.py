@@ -53,6 +53,8 @@ class Adapter:
     """Of all blocks that it takes, once it was read."""
     gathered: list[int] = field(default_factory=list)
     """Blocks that are kept for it, with a reference each, until there are enough."""
+    began_at: float = 0.0
+    """When its turn came, the last time."""
     is_lacking: bool = False
     """Whether the scheduler has a request that could have begun with it."""
     figures: AdapterFigures = field(default_factory=AdapterFigures)

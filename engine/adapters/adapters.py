@@ -22,12 +22,12 @@ from engine.adapters.adapter import Adapter, Arrival, Refusal, no_room
 from engine.adapters.blocks import Loading, Placed, block_hash, places_of, read, write
 from engine.adapters.config import BadAdapter
 from engine.adapters.memory import AdapterMemory, Image
+from engine.adapters.pace import Pace
 from engine.api import AdapterState, EngineRequest, LoadedAdapter
 from engine.disk.memory import BlockMemory
 from engine.grammar.compiled import CompiledGrammar
 from engine.schedule.scheduler import Scheduler
 from engine.system.fair_threads import FairThreads
-from engine.system.turns import Turns
 
 _log = logging.getLogger(__name__)
 _PATIENCE_SECONDS: Final = 60.0
@@ -38,10 +38,6 @@ _TURNS: Final = 3
 """Of the scheduler, for a request to begin with an adapter that was loaded for it again."""
 _MOST_KNOWN: Final = 4096
 """Adapters, most of them by their names alone."""
-_MOST_COMING: Final = 8
-"""Adapters on their way into blocks at a time."""
-_MOST_OF_TENANT: Final = 4
-"""Of these."""
 
 
 class Adapters:
@@ -67,9 +63,8 @@ class Adapters:
         """Those that somebody waits for."""
         self._new: list[Adapter] = []
         """Of these, whom nobody has looked after yet."""
-        self._turns: Turns[Adapter] = Turns(_MOST_COMING, _MOST_OF_TENANT)
-        """For which the others wait, unless they are on their way."""
-        self._coming: dict[bytes, Adapter] = {}
+        self._pace = Pace(scheduler.lifecycle)
+        """Which gives these their turns, but for new ones."""
         self._placed: dict[bytes, Placed] = {}
         """By the names of those that the model knows."""
         self._kept: list[int] = []
@@ -171,11 +166,10 @@ class Adapters:
         new, self._new = self._new, []
         for one in new:
             yield from self._begin(one)
-        while (turn := self._turns.take()) is not None:
-            self._coming[turn[1].name] = turn[1]
-        for one in list(self._coming.values()):
+        self._pace.begin()
+        for one in list(self._pace.coming.values()):
             yield from self._advance(one)
-            if one.name in self._coming and one.is_idle:
+            if one.name in self._pace.coming and one.is_idle:
                 self._end(one)
 
     def _begin(self, one: Adapter) -> Iterator[Arrival | Refusal]:
@@ -187,13 +181,12 @@ class Adapters:
         elif self._is_too_large(one):
             yield from self._refuse(one, no_room(one))
         else:
-            self._turns.add(one.tenant, one)
+            self._pace.add(one)
 
     def _end(self, one: Adapter) -> None:
         """Nobody waits for it any more."""
         del self._busy[one.name]
-        if self._coming.pop(one.name, None) is not None:
-            self._turns.end(one.tenant)
+        self._pace.end(one)
         self._shrink()
 
     def _look_for_lacking(self) -> None:
@@ -216,7 +209,7 @@ class Adapters:
 
     def _pause(self, seconds: float) -> None:
         """Let threads go on, or the service, which cannot be waited for here."""
-        coming = self._coming.values()
+        coming = self._pace.coming.values()
         futures: list[Future[Any]] = [one.reading for one in coming if one.reading is not None]
         futures += [one.loading.written for one in coming if one.loading is not None]
         if futures:
@@ -294,7 +287,7 @@ class Adapters:
         becomes free would go to requests that need less at a time. For one adapter at a time, as
         two might wait for each other. Returns whether there are enough.
         """
-        others = any(other.gathered for other in self._coming.values() if other is not one)
+        others = any(other.gathered for other in self._pace.coming.values() if other is not one)
         spare = self._lifecycle.headroom(self._lifecycle.running.values())
         wanted, size = count - len(one.gathered), self._pool.kinds[0].pages
         while wanted > 0 and not self._pool.can_allocate(wanted * size + spare, one.tenant):

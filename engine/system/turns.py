@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, deque
+from collections.abc import Callable
 from typing import Generic, TypeVar
 
 _Item = TypeVar("_Item")
@@ -23,12 +24,14 @@ class Turns(Generic[_Item]):
         """Have it wait for a place."""
         self._waiting.setdefault(tenant, deque()).append(item)
 
-    def take(self) -> tuple[str, _Item] | None:
-        """What has a place now, until `end`, and whose it is; `None`: nothing has, or waits."""
+    def take(self, may: Callable[[str], bool] = lambda _: True) -> tuple[str, _Item] | None:
+        """What has a place now, until `end`, and whose it is; `None`: nothing has, or waits, of
+        tenants that `may`.
+        """
         if self._taken.total() >= self._places:
             return None
         for tenant, queue in self._waiting.items():
-            if self._taken[tenant] < self._most_of_one:
+            if self._taken[tenant] < self._most_of_one and may(tenant):
                 del self._waiting[tenant]
                 self._taken[tenant] += 1
                 item = queue.popleft()

@@ -306,34 +306,6 @@ def test_what_has_no_room_or_does_not_come_ends_alone(tmp_path: Path) -> None:
     core.scheduler.check()
 
 
-def test_few_are_brought_at_a_time_and_tenants_have_their_turns(tmp_path: Path) -> None:
-    model = saved("llama", tmp_path / "model")
-    made = [make_adapter(model, tmp_path / str(seed), seed, r=1) for seed in range(1, 21)]
-    core = load_core(config_of(tmp_path / "model", 400, 0))
-    prompt = random_prompt(random.Random(1), 9)
-    for number, adapter in enumerate(made):
-        tenant = "flood" if number < 16 else f"tenant {number}"
-        request = asking(str(number), prompt, adapter, 2)
-        core.submit(structs.replace(request, tenant=tenant))
-    known, of_flood = {one.name: one for one in made}, {one.name for one in made[:16]}
-    wanted = core.take_wanted()
-    core.abort("15")  # before its turn
-    waiting, seen = set(wanted), list(wanted)
-    while not core.is_idle:
-        assert len(waiting) <= 8
-        assert len(waiting & of_flood) <= 4
-        for name in waiting:
-            known[name].bring(core)
-        core.step()
-        core.scheduler.check()
-        waiting = set(core.take_wanted())
-        seen += waiting
-    assert len(wanted) == 8
-    assert {one.name for one in made[16:]} < set(wanted)
-    assert sorted(seen) == sorted(one.name for one in made if one is not made[15])
-    assert core.stats().blocks_in_use == 0
-
-
 def test_what_others_compute_with_is_not_loaded_elsewhere_when_its_first_user_is_forgotten(
     tmp_path: Path,
 ) -> None:
