@@ -200,7 +200,7 @@ test("openai: what was said is not stored, and comes back encrypted", async () =
 });
 
 test("anthropic: a marked prompt is found again", async () => {
-  const rules = "You are a careful programmer. Read before you write. ".repeat(30);
+  const rules = `${crypto.randomUUID()}: ${"Read before you write. ".repeat(60)}`;
   const providerOptions = { anthropic: { cacheControl: { type: "ephemeral" } } };
   const messages = [
     { role: "system", content: rules, providerOptions },

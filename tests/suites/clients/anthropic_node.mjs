@@ -155,7 +155,7 @@ for (const thinking of [{ type: "adaptive" }, { type: "enabled", budget_tokens: 
 }
 
 test("prompt caching", async () => {
-  const rules = "You are a careful programmer. Read before you write. ".repeat(30);
+  const rules = `${crypto.randomUUID()}: ${"Read before you write. ".repeat(60)}`;
   const system = [{ type: "text", text: rules, cache_control: { type: "ephemeral", ttl: "1h" } }];
   const { usage: first } = await client.messages.create({ ...settings, messages: hello, system });
   const { usage: second } = await client.messages.create({ ...settings, messages: hello, system });
