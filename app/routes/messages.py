@@ -41,12 +41,12 @@ async def create_message(request: Request) -> ASGIApp:
         leased_seconds=asked.cache.lease_seconds,
         shows_thinking=body.thinking is None or body.thinking.display != "omitted",
     )
-    headers = {**generation.ticket.headers, **_headers()}
+    sent = {**generation.ticket.headers, **headers()}
     if body.stream:
         close, bounds = generation.close, service.bounds
-        return EventStream(answer.events(), close, bounds, headers, comment=_PING)
+        return EventStream(answer.events(), close, bounds, sent, comment=_PING)
     try:
-        return json_response(await unless_gone(request, answer.whole()), headers=headers)
+        return json_response(await unless_gone(request, answer.whole()), headers=sent)
     finally:
         await generation.close()
 
@@ -58,7 +58,7 @@ async def count_message(request: Request) -> ASGIApp:
     body = await service.bodies.read(request, CountBody, principal)
     asked = generation_request(body)
     count = await unless_gone(request, service.generations.count(principal, asked))
-    return json_response({"input_tokens": count}, headers=_headers())
+    return json_response({"input_tokens": count}, headers=headers())
 
 
 async def refuse_batches(request: Request) -> ASGIApp:
@@ -71,7 +71,13 @@ async def refuse_batches(request: Request) -> ASGIApp:
 def message_refusal(error: ApiError) -> Response:
     """An error in the shape of this API."""
     body = encode_json(message_error(error, _request_id()))
-    return json_response(body, error.status, {**error.headers, **_headers()})
+    return json_response(body, error.status, {**error.headers, **headers()})
+
+
+def is_message_client(request: Request) -> bool:
+    """Whether a request of several APIs is one of this. Raises `ApiError` for no version of it."""
+    _check_version(request)
+    return "anthropic-version" in request.headers
 
 
 def _check_version(request: Request) -> None:
@@ -87,7 +93,7 @@ def _request_id() -> str | None:
     return None if current is None else current.id
 
 
-def _headers() -> dict[str, str]:
+def headers() -> dict[str, str]:
     """By which its clients tell requests apart."""
     request_id = _request_id()
     return {} if request_id is None else {"request-id": request_id}

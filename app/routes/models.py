@@ -1,4 +1,7 @@
-"""`GET /v1/models` and `GET /v1/models/{model}`: the model, and the tenant's adapters of it."""
+"""`GET /v1/models` and `GET /v1/models/{model}`: the model, and the tenant's adapters of it.
+
+Anthropic's clients, which name the version of their API, are told of them in its words.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +11,11 @@ from starlette.requests import Request
 from starlette.types import ASGIApp
 
 from app.context import Service, identified
+from app.messages.models import model_page, sent_model
+from app.routes.messages import headers, is_message_client
 from app.transport.http import json_response
 from app.wire.errors import ApiError
+from app.wire.events import encode_json
 from tenants.records import AdapterRecord
 
 
@@ -18,6 +24,9 @@ async def list_models(request: Request) -> ASGIApp:
     service, principal = await identified(request)
     adapters = await service.adapters.usable(principal)
     found = [_describe(service), *(_describe(service, one) for one in adapters)]
+    if is_message_client(request):
+        page = model_page(request.query_params.multi_items(), list(map(sent_model, found)))
+        return json_response(encode_json(page), headers=headers())
     return json_response({"object": "list", "data": found})
 
 
@@ -27,7 +36,10 @@ async def get_model(request: Request) -> ASGIApp:
     name = request.path_params["model"]
     named = service.names.adapter_in(name)
     adapter = await service.adapters.meant(principal, name) if named else None
-    return json_response(_describe(service, adapter))
+    found = _describe(service, adapter)
+    if is_message_client(request):
+        return json_response(encode_json(sent_model(found)), headers=headers())
+    return json_response(found)
 
 
 async def refuse_embeddings(request: Request) -> ASGIApp:

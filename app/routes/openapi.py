@@ -46,7 +46,14 @@ from app.wire.events import (
     TextDone,
 )
 from app.wire.items import ConversationBody, ItemsBody, MetadataBody
-from app.wire.message_events import MessageError, MessageEvent, MessageTokens, SentMessage
+from app.wire.message_events import (
+    MessageError,
+    MessageEvent,
+    MessageTokens,
+    ModelPage,
+    SentMessage,
+    SentModel,
+)
 from app.wire.messages import CountBody, MessagesBody
 from app.wire.responses import CompactBody, CreateBody, Includable
 from app.wire.tokenize import DetokenizeBody, TokenizeBody
@@ -268,7 +275,10 @@ _SAYS: Mapping[str, Mapping[Endpoint, Says]] = {
         tokens.tokenize: Says(Tokens, TokenizeBody),
         tokens.detokenize: Says(Text, DetokenizeBody),
     },
-    "Models": {models.list_models: Says(Models), models.get_model: Says(Model)},
+    "Models": {
+        models.list_models: Says(Models | ModelPage, error="Refusal"),
+        models.get_model: Says(Model | SentModel, error="Refusal"),
+    },
     "Prompts": {prompts.list_prompts: Says(List, query=PageOfPrompts)},
     _PROBES: {ops.healthz: Says(State), ops.readyz: Says(State), ops.version: Says(Version)},
 }
@@ -298,6 +308,7 @@ def public_document(served: Iterable[tuple[str, str, Endpoint]]) -> JsonObject:
             "Completion": described(Completion),
             "MessageEvent": described(MessageEvent),
             "MessageError": described(MessageError),
+            "Refusal": described(Error | MessageError),
         },
         title="Partywall API",
         version=_VERSION,

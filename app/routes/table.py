@@ -15,7 +15,7 @@ from app.routes import tokenize as tokens
 from app.routes.completions import complete_text
 from app.routes.openapi import openapi_endpoint
 from app.routes.responses_ws import responses_socket
-from app.transport.http import Endpoint, answering, error_response
+from app.transport.http import Endpoint, answering
 
 _RESPONSE = "/v1/responses/{response_id}"
 _CONVERSATION = "/v1/conversations/{conversation_id}"
@@ -80,9 +80,8 @@ def tenant_routes() -> list[BaseRoute]:
     """The routes of the tenants' port: one a path, so that a 405 names all of its methods."""
     by_path: dict[str, dict[str, Endpoint]] = {"/openapi.json": {"GET": answering(_openapi, "ops")}}
     for counted_as, endpoints in _ENDPOINTS.items():
-        shape = messages.message_refusal if counted_as == "messages" else error_response
         for method, path, endpoint in endpoints:
-            by_path.setdefault(path, {})[method] = answering(endpoint, counted_as, shape)
+            by_path.setdefault(path, {})[method] = _answering(endpoint, counted_as)
     return [
         WebSocketRoute("/v1/responses", responses_socket),
         *(
@@ -90,6 +89,22 @@ def tenant_routes() -> list[BaseRoute]:
             for path in sorted(by_path, key=lambda path: "{" in path)
         ),
     ]
+
+
+def _answering(endpoint: Endpoint, counted_as: str) -> Endpoint:
+    """An endpoint whose refusals have the shape of its API; models are told of in two."""
+    usual = answering(endpoint, counted_as)
+    if counted_as not in ("messages", "models"):
+        return usual
+    other = answering(endpoint, counted_as, messages.message_refusal)
+    if counted_as == "messages":
+        return other
+
+    async def answer(request: Request) -> ASGIApp:
+        is_other = "anthropic-version" in request.headers
+        return await (other if is_other else usual)(request)
+
+    return answer
 
 
 def _by_method(endpoints: Mapping[str, Endpoint]) -> Endpoint:

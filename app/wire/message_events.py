@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Literal
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from app.wire.errors import ApiError
 from app.wire.events import Sent
@@ -23,11 +24,18 @@ _TYPES = {
 """What it calls errors, by their status."""
 
 
+class NoThreads(Sent, kw_only=True):
+    """No conversation is held for a client that could send it whole: it does so when told this."""
+
+    error_code: Literal["thread_unsupported_request"] = "thread_unsupported_request"
+
+
 class ErrorInside(Sent, kw_only=True):
     """What is wrong."""
 
     type: str
     message: str
+    details: NoThreads | UnsetType = UNSET
 
 
 class MessageError(Sent, kw_only=True, tag_field="type", tag="error"):
@@ -43,7 +51,10 @@ def message_error(error: ApiError, request_id: str | None) -> MessageError:
     if error.param is not None and error.param not in message:
         message = f"{error.param}: {message}"
     kind = _TYPES.get(error.status, "api_error" if error.status >= 500 else _TYPES[400])
-    return MessageError(error=ErrorInside(type=kind, message=message), request_id=request_id)
+    is_thread = (error.param, error.code) == ("thread", "unsupported_value")
+    details = NoThreads() if is_thread else UNSET
+    inside = ErrorInside(type=kind, message=message, details=details)
+    return MessageError(error=inside, request_id=request_id)
 
 
 class CacheCreation(Sent, kw_only=True):
@@ -75,7 +86,6 @@ class SentText(Sent, kw_only=True, tag_field="type", tag="text"):
     """What is said."""
 
     text: str
-    citations: None = None
 
 
 class SentThinking(Sent, kw_only=True, tag_field="type", tag="thinking"):
@@ -113,6 +123,26 @@ class MessageTokens(Sent, kw_only=True):
     """How long a prompt is."""
 
     input_tokens: int
+
+
+class SentModel(Sent, kw_only=True, tag_field="type", tag="model"):
+    """A model that is served; `created_at` is a time of RFC 3339."""
+
+    id: str
+    display_name: str
+    created_at: str
+    lifecycle: Literal["active"] = "active"
+    max_input_tokens: int
+    max_tokens: int
+
+
+class ModelPage(Sent, kw_only=True):
+    """Some of the models, and whether there are more where it was read on to."""
+
+    data: list[SentModel]
+    has_more: bool
+    first_id: str | None
+    last_id: str | None
 
 
 class MessageStart(Sent, kw_only=True, tag_field="type", tag="message_start"):

@@ -249,6 +249,8 @@ class CountBody(Wire):
     cache_control: CacheControl | None = None
     context_management: Annotated[Any, Declining({"edits": []}, _KEEPS_ALL)] = None
     mcp_servers: DeclinedList = None
+    billing_policy: Declined = None
+    compaction: Declined = None
     speed: Annotated[Any, Declining("standard")] = None
 
     @property
@@ -280,6 +282,9 @@ class MessagesBody(CountBody):
     service_tier: Literal["auto", "standard_only"] | None = None
     container: Declined = None
     diagnostics: Declined = None
+    fallbacks: DeclinedList = None
+    fallback_credit_token: Declined = None
+    thread: Declined = None
     inference_geo: Declined = None
 
     @property

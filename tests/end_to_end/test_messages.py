@@ -7,8 +7,10 @@ from typing import Any
 
 import anthropic
 import pytest
+from transformers import AutoTokenizer
 
 from bench.common.service import Service, running_service
+from tests.app.reasoning import OPENED
 from tests.bench.conftest import save_model
 
 MARK = {"type": "ephemeral"}
@@ -17,11 +19,19 @@ TURNS = 30
 BLOCK_SIZE = 16
 
 
-@pytest.fixture(scope="module")
-def small_service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+@pytest.fixture(scope="module", params=["as it is", "reasons"])
+def small_service(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[Service, bool]]:
+    """A service, and whether its model reasons before it answers."""
     folder = save_model(tmp_path_factory.mktemp("model") / "tiny", 32, 1, context=16_384)
+    reasons = request.param == "reasons"
+    if reasons:
+        tokenizer = AutoTokenizer.from_pretrained(folder)
+        tokenizer.chat_template = OPENED
+        tokenizer.save_pretrained(folder)
     with running_service(["--model", str(folder), "--dtype", "float32"]) as service:
-        yield service
+        yield service, reasons
 
 
 def tool(number: int) -> dict[str, Any]:
@@ -33,38 +43,53 @@ def marked(text: str) -> list[dict[str, Any]]:
     return [{"type": "text", "text": text, "cache_control": MARK}]
 
 
-def call(number: int) -> list[dict[str, Any]]:
-    """What the model has done in a turn, and what came of it."""
+def called(number: int, thoughts: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """What the model has done in a turn, after `thoughts`, and what came of it."""
     use = {"type": "tool_use", "id": f"toolu_{number}", "name": "tool_3", "input": {"path": "a.py"}}
     result = {"type": "tool_result", "tool_use_id": use["id"], "content": f"line {number}\n" * 9}
-    said = [{"type": "text", "text": f"Step {number}."}, use]
+    said = [*thoughts, {"type": "text", "text": f"Step {number}."}, use]
     return [{"role": "assistant", "content": said}, {"role": "user", "content": [result]}]
 
 
-async def test_each_turn_of_an_agent_reads_all_up_to_its_last_mark(small_service: Service) -> None:
-    key = small_service.create_tenant("agents")
+def asked(turns: list[dict[str, Any]], *, reasons: bool) -> dict[str, Any]:
+    """What an agent sends: the same rules and tools, and all turns up to a mark on the last."""
+    *before, last = turns
+    content = last["content"]
+    blocks = content if isinstance(content, list) else [{"type": "text", "text": content}]
+    ending = {**blocks[-1], "cache_control": MARK}
+    return {
+        "model": "tiny",
+        "system": marked(RULES),
+        "tools": [*map(tool, range(19)), {**tool(19), "cache_control": MARK}],
+        "messages": [*before, {"role": "user", "content": [*blocks[:-1], ending]}],
+        "thinking": {"type": "adaptive" if reasons else "disabled"},
+    }
+
+
+async def test_each_turn_of_an_agent_reads_all_up_to_its_last_mark(
+    small_service: tuple[Service, bool],
+) -> None:
+    service, reasons = small_service
     turns: list[dict[str, Any]] = [{"role": "user", "content": "Mend the test."}]
     before = 0
-    async with anthropic.AsyncAnthropic(api_key=key, base_url=small_service.url) as client:
+    async with anthropic.AsyncAnthropic(
+        api_key=service.create_tenant("agents"), base_url=service.url
+    ) as client:
         for number in range(TURNS):
-            last = turns[-1]["content"]
-            begun = last if isinstance(last, list) else [{"type": "text", "text": last}]
-            ending = {**begun[-1], "cache_control": MARK}
-            asked = [*turns[:-1], {"role": "user", "content": [*begun[:-1], ending]}]
-            fields: dict[str, Any] = {
-                "model": "tiny",
-                "system": marked(RULES),
-                "tools": [*map(tool, range(19)), {**tool(19), "cache_control": MARK}],
-                "messages": asked,
-            }
+            fields = asked(turns, reasons=reasons)
             counted = await client.messages.count_tokens(**fields)
             async with client.messages.stream(max_tokens=4, **fields) as stream:
-                usage = (await stream.get_final_message()).usage
+                message = await stream.get_final_message()
+            usage = message.usage
             read, written = usage.cache_read_input_tokens, usage.cache_creation_input_tokens
             assert read is not None
             assert written is not None
             assert usage.input_tokens + read + written == counted.input_tokens
             assert read >= before - BLOCK_SIZE
+            assert usage.output_tokens_details is not None
+            assert usage.output_tokens_details.thinking_tokens == (4 if reasons else 0)
             before = read + written
-            turns += call(number)
+            thoughts = [one.model_dump() for one in message.content if one.type == "thinking"]
+            assert bool(thoughts) == reasons
+            turns += called(number, thoughts)
     assert before > TURNS * 50

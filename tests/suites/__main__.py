@@ -73,6 +73,8 @@ class Servers:
             self._environments[model] = {
                 "OPENAI_BASE_URL": f"{service.url}/v1",
                 "OPENAI_API_KEY": api_key,
+                "ANTHROPIC_BASE_URL": service.url,
+                "ANTHROPIC_API_KEY": api_key,
                 "SUITE_MODEL": served_model(service.url, api_key),
                 "SUITE_MODEL_FOLDER": str(resolve_model(DEFAULT_MODEL)),
             }
@@ -94,7 +96,8 @@ def _cases(suite: Suite, folder: Path, environment: dict[str, str]) -> list[Case
     report, log = folder / "report.xml", folder / "log"
     report.unlink(missing_ok=True)
     home = {"HOME": str(folder), "HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
-    kept = {key: value for key, value in os.environ.items() if not key.startswith("PARTYWALL_")}
+    own = ("PARTYWALL_", "ANTHROPIC_")
+    kept = {key: value for key, value in os.environ.items() if not key.startswith(own)}
     with log.open("wb") as output:
         try:
             subprocess.run(

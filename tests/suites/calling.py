@@ -23,11 +23,15 @@ from engine.api import Grammar
 _LONGEST_STRING = 24
 _MOST_ELEMENTS = 3
 _BRIEF = Constraint(Grammar(kind="regex", source=r"(.|\n){1,200}"), "input")
-_BEGIN = Generations.begin
+_BEGIN, _COUNT = Generations.begin, Generations.count
 
 
 async def _begin(self: Generations, principal: Any, request: Any, *more: Any) -> Generation:
     return await _BEGIN(self, principal, _cleverly(request), *more)
+
+
+async def _count(self: Generations, principal: Any, request: Any, *more: Any) -> int:
+    return await _COUNT(self, principal, _cleverly(request), *more)
 
 
 def _cleverly(request: GenerationRequest) -> GenerationRequest:
@@ -75,5 +79,5 @@ def _bounded(schema: Any) -> Any:
 
 
 if __name__ == "__main__":
-    Generations.begin = _begin  # type: ignore[method-assign]
+    Generations.begin, Generations.count = _begin, _count  # type: ignore[method-assign]
     cli.main()

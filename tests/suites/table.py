@@ -43,9 +43,17 @@ SUITES: dict[str, Suite] = {
     ),
     "openai-python": Suite("openai_python.py", ("openai==3.51.0", "websockets==15.0.1")),
     "openai-node": Suite("openai_node.mjs", ("openai@6.49.0", "zod@4", "ws@8")),
+    "anthropic-python": Suite("anthropic_python.py", ("anthropic==2.14.0",)),
+    "anthropic-node": Suite("anthropic_node.mjs", ("@anthropic-ai/sdk@1.14.0", "zod@4")),
     "ai-sdk": Suite(
         "ai_sdk.mjs",
-        ("ai@6.0.326", "@ai-sdk/openai@3.0.141", "@ai-sdk/openai-compatible@2.0.91", "zod@4"),
+        (
+            "ai@6.0.326",
+            "@ai-sdk/openai@3.0.141",
+            "@ai-sdk/openai-compatible@2.0.91",
+            "@ai-sdk/anthropic@3.0.140",
+            "zod@4",
+        ),
     ),
     "langchain": Suite(
         "langchain_standard.py",
@@ -55,6 +63,15 @@ SUITES: dict[str, Suite] = {
             "test_tool_calling_async": _SMALL,
             "unicode": _SMALL,
             "json_mode": _UNTOLD,
+        },
+    ),
+    "langchain-anthropic": Suite(
+        "langchain_anthropic_standard.py",
+        ("langchain-tests==1.1.9", "langchain-anthropic==1.7.10"),
+        known={
+            "test_tool_calling[": _SMALL,
+            "test_tool_calling_async": _SMALL,
+            "unicode": _SMALL,
         },
     ),
     "agents-sdk": Suite(

@@ -20,6 +20,11 @@ async def test_a_message_is_whole(world: World) -> None:
     assert message.id.startswith("msg_")
 
 
+async def test_a_text_has_no_field_that_clients_do_not_expect_to_be_null(world: World) -> None:
+    message = await create(world)
+    assert message.content[0].to_dict() == {"type": "text", "text": "You said: hello"}
+
+
 async def test_a_stream_is_the_same_message_in_events(world: World) -> None:
     whole = await create(world)
     events, message = await stream(world)
@@ -138,6 +143,7 @@ async def test_an_engine_that_fails_ends_a_stream_with_an_error(world: World) ->
         ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools[0]"),
         ({"extra_body": {"mcp_servers": [{"url": "https://x"}]}}, "mcp_servers"),
         ({"extra_body": {"container": "c"}}, "container"),
+        ({"extra_body": {"fallbacks": "default"}}, "'fallbacks' is not supported"),
         ({"extra_body": {"temperatur": 1}}, "temperatur"),
         ({"extra_headers": {"anthropic-version": "latest"}}, "latest"),
         ({"thinking": {"type": "enabled", "budget_tokens": 5000}}, "thinking.budget_tokens"),
@@ -149,6 +155,17 @@ async def test_what_is_not_served_is_refused_by_name(
     with pytest.raises(anthropic.BadRequestError) as refused:
         await create(world, **fields)
     assert named in refused.value.message
+
+
+async def test_clients_told_that_no_conversation_is_held_send_it_whole(world: World) -> None:
+    async with client(world) as asking:
+        thread = asking.beta.messages.thread(
+            model=MODEL, max_tokens=50, unsupported_request_behavior="continue_unthreaded"
+        )
+        await thread.send(ASKED)
+        await thread.send({**ASKED, "content": "again"})
+    assert "hello<|im_end|>" in prompt(world)
+    assert "again<|im_end|>" in prompt(world)
 
 
 async def test_batches_are_refused_in_the_apis_own_words(world: World) -> None:

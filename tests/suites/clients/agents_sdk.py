@@ -160,6 +160,22 @@ async def test_previous_response() -> None:
     assert result.final_output
 
 
+async def test_a_handoff_behind_previous_responses() -> None:
+    model = OpenAIResponsesModel(NAME, AsyncOpenAI())
+    spanish = Agent(
+        name="Spanish agent",
+        instructions="You only speak Spanish.",
+        tools=[get_weather],
+        model=model,
+    )
+    triage = Agent(name="Triage agent", instructions="Hand off.", handoffs=[spanish], model=model)
+    result = await Runner.run(triage, input="Hola, ¿qué tiempo?", auto_previous_response_id=True)
+    assert result.last_agent is spanish
+    assert result.final_output
+    again = await Runner.run(spanish, "¿Y en París?", previous_response_id=result.last_response_id)
+    assert again.final_output
+
+
 async def test_agent_as_tool(model: Model) -> None:
     spanish = Agent(name="Spanish agent", instructions="Translate to Spanish", model=model)
     tool = spanish.as_tool(

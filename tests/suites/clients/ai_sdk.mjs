@@ -3,6 +3,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
+import { createAnthropic } from "@ai-sdk/anthropic";
 import { createOpenAI } from "@ai-sdk/openai";
 import { createOpenAICompatible } from "@ai-sdk/openai-compatible";
 import {
@@ -21,6 +22,7 @@ const name = process.env.SUITE_MODEL;
 const baseURL = process.env.OPENAI_BASE_URL;
 const apiKey = process.env.OPENAI_API_KEY;
 const openai = createOpenAI({ baseURL, apiKey });
+const anthropic = createAnthropic({ baseURL: `${process.env.ANTHROPIC_BASE_URL}/v1` });
 const compatible = createOpenAICompatible({
   name: "partywall",
   baseURL,
@@ -32,6 +34,7 @@ const models = {
   openai: openai(name),
   "openai.chat": openai.chat(name),
   "openai-compatible": compatible.chatModel(name),
+  anthropic: anthropic(name),
 };
 
 const person = z.object({
@@ -191,6 +194,29 @@ test("openai: what was said is not stored, and comes back encrypted", async () =
   const options = { store: false, include: ["reasoning.encrypted_content"] };
   const messages = [{ role: "user", content: "Hello!" }];
   const settings = { model: models.openai, providerOptions: { openai: options } };
+  messages.push(...(await generateText({ ...settings, messages })).response.messages);
+  messages.push({ role: "user", content: "Tell me a joke." });
+  assert.ok((await generateText({ ...settings, messages })).text);
+});
+
+test("anthropic: a marked prompt is found again", async () => {
+  const rules = `${crypto.randomUUID()}: ${"Read before you write. ".repeat(60)}`;
+  const providerOptions = { anthropic: { cacheControl: { type: "ephemeral" } } };
+  const messages = [
+    { role: "system", content: rules, providerOptions },
+    { role: "user", content: "Hello!" },
+  ];
+  const model = models.anthropic;
+  const first = await generateText({ model, messages });
+  assert.ok(first.usage.inputTokenDetails.cacheWriteTokens);
+  const second = await generateText({ model, messages });
+  assert.ok(second.usage.inputTokenDetails.cacheReadTokens);
+});
+
+test("anthropic: thinking", async () => {
+  const thinking = { type: "enabled", budgetTokens: 1024 };
+  const settings = { model: models.anthropic, providerOptions: { anthropic: { thinking } } };
+  const messages = [{ role: "user", content: "Hello!" }];
   messages.push(...(await generateText({ ...settings, messages })).response.messages);
   messages.push({ role: "user", content: "Tell me a joke." });
   assert.ok((await generateText({ ...settings, messages })).text);
