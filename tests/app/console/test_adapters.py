@@ -78,12 +78,14 @@ async def test_the_base_and_an_adapter_answer_side_by_side_and_go_on_each_by_its
     await page.locator("summary").filter(has_text="Settings").click()
     await check_looks(page, "compare", tmp_path)
     left, right = [await one.bounding_box() for one in (base, rhyme)]
-    assert left and right
+    assert left is not None
+    assert right is not None
     assert left["y"] == right["y"]
     assert left["x"] + left["width"] < right["x"]
     await page.set_viewport_size({"width": 360, "height": 800})
     left, right = [await one.bounding_box() for one in (base, rhyme)]
-    assert left and right
+    assert left is not None
+    assert right is not None
     assert left["x"] == right["x"]
     assert left["y"] + left["height"] <= right["y"]
 
