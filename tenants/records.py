@@ -120,6 +120,7 @@ class Tenant(_Owner, frozen=True, kw_only=True):
     `reserved_blocks` are never evicted for others. With `cache` off its requests neither find
     blocks nor leave any. `share_group` is the group whose prompts and adapters it may use.
     `adapter` names the one that is meant where neither a request nor its prompt names any.
+    `unknown_fields` says what becomes of them in its requests; `None`: what the service does.
     """
 
     status: Literal["active", "disabled"] = "active"
@@ -128,6 +129,7 @@ class Tenant(_Owner, frozen=True, kw_only=True):
     cache: Literal["on", "off"] = "on"
     share_group: str | None = None
     adapter: str | None = None
+    unknown_fields: Literal["refuse", "ignore"] | None = None
     limits: TenantLimits = TenantLimits()
 
     @property
@@ -357,6 +359,8 @@ def check_tenant(tenant: Tenant) -> None:
         raise InvalidField("cache", "'on' or 'off'")
     if tenant.adapter is not None:
         check_prompt_name(tenant.adapter, "adapter")
+    if tenant.unknown_fields not in (None, "refuse", "ignore"):
+        raise InvalidField("unknown_fields", "'refuse', 'ignore' or nothing")
     for name in tenant.limits.__struct_fields__:
         limit = getattr(tenant.limits, name)
         if limit is not None:

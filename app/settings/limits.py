@@ -75,7 +75,7 @@ class LimitSettings(Section):
     unknown_fields: Literal["refuse", "ignore"] = Field(
         "refuse",
         description="Fields of a request that are not known: refused by name, or ignored and named "
-        "in a header.",
+        "in a header; a tenant's record may say otherwise.",
     )
     max_header_bytes: int = Field(
         32 * 1024, ge=1024, description="Largest head of a request: its line and headers."

@@ -43,11 +43,11 @@ class Bodies:
         """
         require_json(request)
         tenant_id = principal.tenant.id
+        ignores = self._bounds.ignores_unknown(principal.tenant)
         with self._intake.body(tenant_id) as incoming:
             body = await read_body(request, self._bounds.max_body_bytes, incoming.grow)
 
             def work() -> tuple[Model, list[str]]:
-                ignores = self._bounds.ignores_unknown_fields
                 message = parse(model, decode_json(body), ignores_unknown=ignores)
                 return message, message.ignored_fields
 

@@ -7,6 +7,8 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
+from tenants.records import Tenant
+
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 LOOPBACK = (ipaddress.ip_network("127.0.0.0/8"), ipaddress.ip_network("::1/128"))
@@ -54,6 +56,12 @@ class Bounds:
     ignores_unknown_fields: bool = False
     page_origins: tuple[str, ...] = ()
     adapter_dir: Path | None = None
+
+    def ignores_unknown(self, tenant: Tenant) -> bool:
+        """Whether unknown fields of a tenant's requests are ignored: the record's word is first."""
+        if tenant.unknown_fields is None:
+            return self.ignores_unknown_fields
+        return tenant.unknown_fields == "ignore"
 
 
 @dataclass(frozen=True, kw_only=True)

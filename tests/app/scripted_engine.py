@@ -53,6 +53,8 @@ class ScriptedEngine:
         self.down = False
         self.answer: str | None = None
         self.answers: list[str] = []
+        self.adapted_answer: str | None = None
+        """What it says with an adapter, if that shall be something else."""
         self.logprobs: list[float] = []
         self.hold_after: int | None = None
         self.trouble: str | None = None
@@ -364,6 +366,8 @@ class ScriptedEngine:
         """What each line of the answer will be."""
         found = _LAST_USER.findall(self.tokenizer.decode(request.prompt))
         text = f"You said: {found[-1] if found else ''}" if self.answer is None else self.answer
+        if request.adapter is not None and self.adapted_answer is not None:
+            text = self.adapted_answer
         texts = self.answers[: request.num_outputs] or [text] * request.num_outputs
         return [
             [*self.tokenizer(one, add_special_tokens=False)["input_ids"], self.eos] for one in texts

@@ -64,6 +64,7 @@ Lifetime = Annotated[
 ]
 Status = Literal["active", "disabled"]
 Cache = Literal["on", "off"]
+UnknownFields = Literal["refuse", "ignore"]
 
 
 class Document(BaseModel):
@@ -160,6 +161,9 @@ class TenantDocument(Versioned):
     cache: Cache = Field(description="Off: its requests neither find KV blocks nor leave any.")
     share_group: Id | None = Field(description="The group whose prompts and adapters it may use.")
     adapter: PromptName | None = Field(description="Meant where neither request nor prompt says.")
+    unknown_fields: UnknownFields | None = Field(
+        description="Of its requests: refused or ignored; null is as the service has it."
+    )
     limits: Limits
 
     @classmethod
@@ -187,6 +191,10 @@ class TenantPatch(TypedDict, total=False):
     ]
     adapter: Annotated[
         PromptName | None, Field(description="Meant where neither request nor prompt says.")
+    ]
+    unknown_fields: Annotated[
+        UnknownFields | None,
+        Field(description="Of its requests: refused or ignored; null is as the service has it."),
     ]
     limits: Limits
 

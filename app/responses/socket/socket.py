@@ -23,6 +23,7 @@ from app.transport.server_sent_events import abort_transport
 from app.wire.errors import ApiError, invalid_request, shutting_down, unauthorized
 from app.wire.responses import CancelMessage, CreateMessage, RefusedMessage, socket_message
 from app.workers import Workers
+from tenants.records import Tenant
 
 _log = logging.getLogger(__name__)
 _LAST_WORDS_SECONDS = 0.5
@@ -111,7 +112,7 @@ class OpenSocket:
                             context.close_code = frame["code"]
                         return None
                     try:
-                        await self._take(frame, lanes, connection.principal.tenant.id)
+                        await self._take(frame, lanes, connection.principal.tenant)
                     except RefusedMessage as refused:
                         if (context := current_request()) is not None:
                             context.num_refused += 1
@@ -137,17 +138,17 @@ class OpenSocket:
             patience_seconds=self._bounds.send_deadline_seconds,
         )
 
-    async def _take(self, frame: Any, lanes: Lanes, tenant: str) -> None:
+    async def _take(self, frame: Any, lanes: Lanes, tenant: Tenant) -> None:
         """Do what an ASGI `websocket.receive` message asks. Raises `RefusedMessage`.
 
         It waits for no response: what comes of it, the lanes will send.
         """
         data = _data(frame, self._bounds.max_message_bytes)
-        parse = partial(socket_message, ignores_unknown=self._bounds.ignores_unknown_fields)
+        parse = partial(socket_message, ignores_unknown=self._bounds.ignores_unknown(tenant))
         if len(data) <= INLINE_BYTES:
             message = parse(data)
         else:
-            message = await self._workers.run(tenant, partial(parse, data))
+            message = await self._workers.run(tenant.id, partial(parse, data))
         try:
             if isinstance(message, CancelMessage):
                 lanes.cancel(message.response_id, message.stream_id)

@@ -32,6 +32,7 @@ async def test_a_new_tenant_has_what_it_was_given(admin: httpx.AsyncClient) -> N
         "weight": 2.5,
         "cache": "off",
         "share_group": "law",
+        "unknown_fields": "ignore",
         "limits": {"sockets": 0},
     }
     created = (await admin.post("/tenants", json=given)).json()

@@ -11,9 +11,9 @@ from playwright.async_api import Locator, Page, expect
 from transformers import PreTrainedTokenizerBase
 
 from tests.app.adapter_files import LINEARS, config_of, weights_of
-from tests.app.conftest import MODEL, World
-from tests.app.console.chatting import answered, enter, say
-from tests.app.console.looks import check_page
+from tests.app.conftest import MODEL, World, eventually
+from tests.app.console.chatting import answered, enter, say, tape
+from tests.app.console.looks import check_looks, check_page
 from tests.app.console.signing_in import sign_in
 from tests.app.scripted_engine import ScriptedEngine
 from tests.tenants.adapters.putting import put
@@ -36,6 +36,89 @@ async def test_a_chat_goes_on_with_an_adapter_that_is_chosen(page: Page, world: 
     await say(page, "And now in rhyme?")
     await answered(page, 2)
     assert [one.adapter is not None for one in world.engine.requests] == [False, True]
+
+
+async def compare(page: Page, world: World) -> None:
+    """Begin to compare the base with the tenant's adapter."""
+    world.engine.linears = {"model.q_proj": (8, 8)}
+    await put(world.stores.adapters, "acme", "rhyme")
+    await enter(page, world)
+    await page.get_by_role("button", name="New comparison").click()
+    await page.get_by_label("and beside it").fill(f"{MODEL}:rhyme")
+
+
+def side(page: Page, name: str) -> Locator:
+    return page.locator("section.column", has=page.get_by_role("heading", name=name, exact=True))
+
+
+async def test_the_base_and_an_adapter_answer_side_by_side_and_go_on_each_by_itself(
+    page: Page, world: World, tmp_path: Path
+) -> None:
+    await compare(page, world)
+    base, rhyme = side(page, "The base"), side(page, f"{MODEL}:rhyme")
+    world.engine.answer = "The sea is a body of salt water that covers most of the earth."
+    world.engine.adapted_answer = "The sea is *wide*, the sea is deep."
+    await say(page, "What is the sea?")
+    await answered(page, 2)
+    await expect(base.locator(".message")).to_contain_text("salt water")
+    await expect(rhyme.locator(".message")).to_have_text("The sea is wide, the sea is deep.")
+    await say(page, "And what is snow?")
+    await answered(page, 4)
+    asked = [one for who, one in await tape(page) if who == "client"]
+    assert [one["model"] for one in asked] == [":", f"{MODEL}:rhyme"] * 2
+    created = [one for _, one in await tape(page) if one["type"] == "response.created"]
+    first = {one["stream_id"]: one["response"]["id"] for one in created[:2]}
+    assert len(first) == 2
+    for request in asked[2:]:
+        assert request["previous_response_id"] == first[request["stream_id"]]
+    await rhyme.get_by_role("button", name="Answer again").last.click()
+    await expect(rhyme.get_by_text("2 of 2")).to_be_visible()
+    await answered(page, 4)
+    assert [one.adapter is not None for one in world.engine.requests[4:]] == [True]
+    await page.locator("summary").filter(has_text="Settings").click()
+    await check_looks(page, "compare", tmp_path)
+    left, right = [await one.bounding_box() for one in (base, rhyme)]
+    assert left is not None
+    assert right is not None
+    assert left["y"] == right["y"]
+    assert left["x"] + left["width"] < right["x"]
+    await page.set_viewport_size({"width": 360, "height": 800})
+    left, right = [await one.bounding_box() for one in (base, rhyme)]
+    assert left is not None
+    assert right is not None
+    assert left["x"] == right["x"]
+    assert left["y"] + left["height"] <= right["y"]
+
+
+async def test_stop_stops_both_sides_and_a_comparison_is_come_back_to(
+    page: Page, world: World
+) -> None:
+    await compare(page, world)
+    world.engine.hold_after = 9
+    await say(page, "Say it slowly")
+    await expect(page.locator(".message")).to_have_text(["You said:", "You said:"])
+    await page.get_by_role("button", name="New conversation").first.click()
+    await expect(page.get_by_label("and beside it")).to_be_hidden()
+    await expect(page.locator("section.column")).to_have_count(1)
+    await page.get_by_role("button", name="Say it slowly").click()
+    await page.get_by_role("button", name="Stop").click()
+    await expect(page.locator(".figures", has_text="stopped")).to_have_count(2)
+    await expect(page.get_by_role("button", name="Stop")).to_be_hidden()
+    await eventually(lambda: not world.engine.active)
+    world.engine.release()
+    await say(page, "Go on")
+    await answered(page, 4)
+    assert [one.adapter is not None for one in world.engine.requests] == [False, True] * 2
+
+
+async def test_what_is_compared_has_to_be_named(page: Page, world: World) -> None:
+    await compare(page, world)
+    await page.get_by_label("and beside it").fill("")
+    await expect(side(page, "Not chosen yet")).to_be_visible()
+    await say(page, "Hello")
+    await expect(page.get_by_role("alert").last).to_contain_text("Name two models")
+    assert await page.get_by_label("Message").input_value() == "Hello"
+    assert not world.engine.requests
 
 
 MISTAKES = re.compile(r"status of 4\d\d")

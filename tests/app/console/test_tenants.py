@@ -62,19 +62,23 @@ async def test_a_record_is_changed_and_what_is_refused_is_named(
     await expect(details.get_by_role("alert").first).to_contain_text("requests_per_minute")
     await limit.fill("7")
     await details.get_by_label("Weight").fill("2.5")
+    await details.get_by_label("Unknown fields").select_option("ignore")
     await details.get_by_role("button", name="Save").click()
     await expect(details.get_by_label("Weight")).to_have_value("2.5")
     await expect(details).to_contain_text("requests_per_minute: 7")
     tenant = await told(admin, "/tenants/acme")
     assert (tenant["weight"], tenant["limits"]["requests_per_minute"]) == (2.5, 7)
+    assert tenant["unknown_fields"] == "ignore"
     await expect(limit).to_have_value("7")
     await limit.fill("")
+    await details.get_by_label("Unknown fields").select_option("")
     await details.get_by_label("Status").select_option("disabled")
     await details.get_by_role("button", name="Save").click()
     row = page.get_by_role("row", name=re.compile("^acme"))
     await expect(row).to_contain_text("disabled")
     tenant = await told(admin, "/tenants/acme")
     assert (tenant["status"], tenant["limits"]["requests_per_minute"]) == ("disabled", None)
+    assert tenant["unknown_fields"] is None
     assert [one for one in complaints if not MISTAKES.search(one)] == []
     complaints.clear()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import Any
 
@@ -240,6 +241,45 @@ async def test_unknown_fields_are_ignored_and_named_where_the_operator_says_so(
     async with connect(world.ws_url, additional_headers=world.headers()) as socket:
         await socket.send(json.dumps({"type": "response.create", **UNKNOWN}))
         assert json.loads(await socket.recv())["ignored_fields"] == NAMED
+
+
+async def test_a_tenants_record_has_its_unknown_fields_ignored_and_nobody_elses(
+    world: World, admin: httpx.AsyncClient
+) -> None:
+    async def sent(tenant: str) -> httpx.Response:
+        headers = world.headers(tenant)
+        async with httpx.AsyncClient(base_url=world.base_url, headers=headers) as http:
+            return await http.post("/v1/responses", json={"input": "hello", **UNKNOWN})
+
+    create = json.dumps({"type": "response.create", **UNKNOWN})
+    async with connect(world.ws_url, additional_headers=world.headers()) as socket:
+        assert (await sent("acme")).status_code == 400
+        await socket.send(create)
+        assert json.loads(await socket.recv())["type"] == "error"
+        changed = await admin.patch("/tenants/acme", json={"unknown_fields": "ignore"})
+        assert changed.json()["unknown_fields"] == "ignore"
+        assert "colour" in (await sent("acme")).headers["x-partywall-ignored-fields"]
+        assert (await sent("umbra")).status_code == 400
+        first = {"type": "error"}
+        async with asyncio.timeout(10):
+            while first["type"] == "error":
+                await asyncio.sleep(0.01)
+                await socket.send(create)
+                first = json.loads(await socket.recv())
+        assert first["ignored_fields"] == NAMED
+    await admin.patch("/tenants/acme", json={"unknown_fields": None})
+    assert (await sent("acme")).status_code == 400
+
+
+@ignoring
+async def test_a_tenants_record_has_its_unknown_fields_refused_where_others_are_ignored(
+    world: World, admin: httpx.AsyncClient
+) -> None:
+    assert (await admin.patch("/tenants/acme", json={"unknown_fields": "refuse"})).is_success
+    answer = await ask(world, colour=1)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "colour")
+    refused = await admin.patch("/tenants/acme", json={"unknown_fields": "keep"})
+    assert refused.status_code == 422
 
 
 @ignoring

@@ -133,17 +133,21 @@ class Turn {
 }
 
 export class Conversation {
-  constructor(lane) {
+  // `beside` is what answers the same questions in a comparison, if it is one.
+  constructor(lane, beside = null) {
     this.lane = lane;
+    this.beside = beside;
     this.followers = []; // turns that it may begin with
     this.chosen = 0;
     this.settings = {};
     this.newest = null; // the turn that was asked last, shown or not
   }
 
+  get sides() { return this.beside === null ? [this] : [this, this.beside]; }
+
   get name() {
     const [first] = this.path();
-    return first?.text.slice(0, 40) || "New conversation";
+    return first?.text.slice(0, 40) || (this.beside ? "New comparison" : "New conversation");
   }
 
   // The turns that are shown: at each fork the chosen one.
@@ -156,7 +160,11 @@ export class Conversation {
     return turns;
   }
 
-  get last() { return this.path().at(-1); }
+  // What a new question goes on behind: nothing goes on from what has failed, it is asked instead.
+  get end() {
+    const last = this.path().at(-1) ?? null;
+    return last?.answer.status === "failed" ? last.parent : last;
+  }
 
   // Whether its lane is taken, be it by a version that is not shown.
   get isRunning() { return this.newest?.answer.isRunning ?? false; }

@@ -4,6 +4,7 @@ const MARKUP = `
 <summary>Settings of this conversation</summary>
 <div class="fields">
 <label>Model, or with an adapter: model:name <input name="model" list="models" autocomplete="off"></label>
+<label>and beside it <input name="beside" list="models" autocomplete="off"></label>
 <datalist id="models"></datalist>
 <label>System text <textarea name="instructions" rows="2"></textarea></label>
 <label>or a registered prompt <input name="prompt" list="prompts" autocomplete="off"></label>
@@ -38,9 +39,16 @@ export class Settings {
     for (const field of this.element.querySelectorAll("[name]")) field.value = values[field.name] ?? "";
   }
 
-  // The fields of a request, at a conversation's beginning or behind it. Throws for what is no JSON.
-  request(isFirst) {
-    const { model, instructions, prompt, variables, temperature, tokens, tools, schema } = this.values;
+  // Whether two models are compared.
+  get isComparison() { return !this.field("beside").parentElement.hidden; }
+
+  set isComparison(isIt) { this.field("beside").parentElement.hidden = !isIt; }
+
+  // The fields of a request, at a conversation's beginning or behind it; `named` is the field that
+  // has its model. Throws for what is no JSON, and where one of two models is not named.
+  request(isFirst, named) {
+    const { instructions, prompt, variables, temperature, tokens, tools, schema, [named]: model } = this.values;
+    if (this.isComparison && !model) throw new Error("Name two models in the settings: they are compared.");
     const body = {};
     if (model) body.model = model;
     if (isFirst && instructions) body.instructions = instructions;

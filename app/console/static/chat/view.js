@@ -1,13 +1,15 @@
 // Chats over one socket. `mount(element, api)` returns what takes them away.
 
+import { Column } from "./column.js";
 import { Conversation } from "./conversation.js";
 import { askForKey } from "./key.js";
 import { button, make } from "../dom.js";
 import { Line } from "./line.js";
 import { Settings } from "./settings.js";
-import { turnOf } from "./turn.js";
 
 const REST = 4; // times as long as the drawing took
+const NAMED = ["model", "beside"]; // fields of the settings: what a conversation's sides ask
+const BASE = ":"; // the served model with no adapter, not even the tenant's own
 const MARKUP = `
 <div class="line">
   <p class="state" role="status"></p>
@@ -16,10 +18,11 @@ const MARKUP = `
 </div>
 <div class="chat">
   <nav class="conversations" aria-label="Conversations">
-    <button type="button" name="new">New conversation</button><ul></ul>
+    <button type="button" name="new">New conversation</button>
+    <button type="button" name="compare">New comparison</button><ul></ul>
   </nav>
   <div class="conversation">
-    <ol class="turns" aria-label="Turns"></ol>
+    <div class="columns"></div>
     <form class="composer">
       <label for="question">Message</label>
       <textarea id="question" rows="3"></textarea>
@@ -72,8 +75,12 @@ class Chats {
   listen() {
     const on = (name, kind, heard) => this.part(name).addEventListener(kind, heard);
     on("[name=new]", "click", () => this.begin());
+    on("[name=compare]", "click", () => this.compare());
+    on(".settings", "input", () => this.show());
     on("[name=cut]", "click", () => this.line.cut());
-    on("[name=stop]", "click", () => this.line.stop(this.current.lane));
+    on("[name=stop]", "click", () => {
+      for (const { lane } of this.current.sides) this.line.stop(lane);
+    });
     on(".composer", "submit", (event) => {
       event.preventDefault();
       this.say();
@@ -103,51 +110,75 @@ class Chats {
     });
   }
 
-  begin() {
-    this.conversations.push(new Conversation(`chat-${this.conversations.length + 1}`));
+  begin(beside = null) {
+    this.conversations.push(new Conversation(this.lane, beside));
     this.choose(this.conversations.at(-1));
   }
+
+  // Two models answer each question, the base and another one if nothing else is chosen.
+  compare() {
+    this.begin(new Conversation(`${this.lane}-beside`));
+    this.settings.field("model").value = BASE;
+    this.settings.element.open = true;
+    this.show();
+    this.settings.field("beside").focus();
+  }
+
+  // The next conversation's.
+  get lane() { return `chat-${this.conversations.length + 1}`; }
 
   choose(conversation) {
     if (this.current) this.current.settings = this.settings.values;
     this.current = conversation;
     this.settings.values = conversation.settings;
+    this.settings.isComparison = conversation.beside !== null;
+    this.columns = conversation.sides.map((side) => new Column(side, {
+      ask: (parent, input, text) => this.ask([{ side, parent }], input, text),
+      shown: () => this.show(),
+    }));
+    this.part(".columns").replaceChildren(...this.columns.map((column) => column.element));
     this.show();
     this.part("#question").focus();
   }
 
-  // A question behind the last answer.
+  // A question behind the last answers.
   say() {
     const question = this.part("#question");
     const text = question.value.trim();
-    if (!text || this.current.isRunning) return;
-    const last = this.current.last ?? null;
-    // Nothing goes on from what has failed: it is asked instead.
-    const parent = last?.answer.status === "failed" ? last.parent : last;
-    if (this.ask(parent, text, text)) question.value = "";
+    if (!text || isBusy(this.current)) return;
+    const places = this.current.sides.map((side) => ({ side, parent: side.end }));
+    if (this.ask(places, text, text)) question.value = "";
   }
 
-  // Ask behind a turn, or beside what was asked there before. Returns whether it was asked.
-  ask(parent, input, text) {
-    const { current } = this;
+  // Ask in conversations, each behind a turn, or beside what was asked there before. Returns whether
+  // it was asked.
+  ask(places, input, text) {
     const news = this.part(".composer .news");
-    let body;
+    let asked;
     try {
-      body = this.settings.request(parent === null);
+      asked = places.map(({ side, parent }) => ({ side, parent, body: this.request(side, parent) }));
     } catch (error) {
       news.textContent = error.message;
       return false;
     }
     news.textContent = "";
+    for (const { side, parent, body } of asked) {
+      const turn = side.follow(parent, input, text, performance.now());
+      turn.answer.changed = () => this.changed(turn);
+      this.line.ask(side.lane, { input, ...body }, turn.answer);
+    }
+    this.show();
+    return true;
+  }
+
+  // What is asked behind a turn, but for the input. Throws for settings that are wrong.
+  request(side, parent) {
+    const body = this.settings.request(parent === null, NAMED[this.current.sides.indexOf(side)]);
     const previous = parent?.answer.id;
     if (previous) body.previous_response_id = previous;
     const compared = previous ?? this.newest;
     if (compared) body.prompt_cache_options = { comparison_response_id: compared };
-    const turn = current.follow(parent, input, text, performance.now());
-    turn.answer.changed = () => this.changed(turn);
-    this.line.ask(current.lane, { input, ...body }, turn.answer);
-    this.show();
-    return true;
+    return body;
   }
 
   // Of many events between two pictures the last is drawn; what takes long to draw, less often.
@@ -164,36 +195,18 @@ class Chats {
   }
 
   show() {
-    const path = this.current.path();
-    const list = this.part(".turns");
-    const hands = {
-      ask: (parent, input, text) => this.ask(parent, input, text),
-      choose: (turn, index) => {
-        this.current.siblings(turn).chosen = index;
-        this.show();
-      },
-    };
-    // An answer that has ended stays as it is: what is selected or typed in it does, too.
-    path.forEach((turn, index) => {
-      const isLast = index === path.length - 1;
-      const state = `${turn.answer.status} ${isLast} ${this.current.isRunning}`;
-      const known = list.children[index];
-      const isSame = known?.turn === turn && known.state === state && !turn.answer.isRunning;
-      if (isSame) return;
-      const entry = turnOf(turn, this.current, { isLast, ...hands });
-      Object.assign(entry, { turn, state });
-      if (known) known.replaceWith(entry);
-      else list.append(entry);
+    const isComparison = this.columns.length > 1;
+    this.columns.forEach((column, index) => {
+      column.show(isComparison ? titled(this.settings.field(NAMED[index]).value) : "");
     });
-    while (list.children.length > path.length) list.lastChild.remove();
     this.list();
-    this.part("[name=stop]").hidden = !this.current.isRunning;
-    this.part("[name=send]").disabled = this.current.isRunning;
+    this.part("[name=stop]").hidden = !isBusy(this.current);
+    this.part("[name=send]").disabled = isBusy(this.current);
   }
 
   list() {
     const entries = this.conversations.map((conversation) => {
-      const name = conversation.name + (conversation.isRunning ? " …" : "");
+      const name = conversation.name + (isBusy(conversation) ? " …" : "");
       const chooser = button(name, () => this.choose(conversation));
       chooser.setAttribute("aria-current", conversation === this.current ? "true" : "false");
       const item = make("li");
@@ -205,4 +218,12 @@ class Chats {
       && entries.every((one, index) => one.isEqualNode(list.children[index]));
     if (!isAsBefore) list.replaceChildren(...entries);
   }
+}
+
+const isBusy = (conversation) => conversation.sides.some((side) => side.isRunning);
+
+// What stands over the answers of a model that is named so.
+function titled(model) {
+  if (model === "") return "Not chosen yet";
+  return model.endsWith(BASE) ? "The base" : model;
 }

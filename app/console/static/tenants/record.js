@@ -4,7 +4,7 @@ import { field, form, make } from "../dom.js";
 
 const WORDS = /_/g;
 const NUMBER = /^-?\d{1,15}(\.\d+)?$/;
-const TEXTS = ["name", "status", "cache", "share_group"];
+const TEXTS = ["name", "status", "cache", "share_group", "unknown_fields"];
 
 export async function recordForm(api, id, changed) {
   const path = `/tenants/${id}`;
@@ -21,6 +21,9 @@ export async function recordForm(api, id, changed) {
     field("Reserved blocks", "reserved_blocks", { value: tenant.reserved_blocks }),
     field("Cache", "cache", { choices: ["on", "off"], value: tenant.cache }),
     field("Share group", "share_group", { value: tenant.share_group ?? "" }),
+    field("Unknown fields: empty is the service's setting", "unknown_fields", {
+      choices: ["", "refuse", "ignore"], value: tenant.unknown_fields ?? "",
+    }),
     make("p", "hint", "Limits: empty is the default, which stands there."),
     ...limits,
   ];
