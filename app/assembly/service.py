@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import AsyncIterator, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from starlette.applications import Starlette
@@ -47,7 +48,7 @@ from app.responses.items import NamedItems
 from app.responses.registry import Responses
 from app.responses.retelling import Retelling
 from app.responses.store import ResponseStore
-from app.routes.table import tenant_routes
+from app.routes.table import shape_of, tenant_routes
 from app.shares import SharedRoom
 from app.stores import Stores
 from app.transport.bodies import Bodies, Intake
@@ -255,7 +256,7 @@ def _application(
     app = Starlette(
         routes=routes,
         middleware=[Middleware(RequestIds), *middleware],
-        exception_handlers={HTTPException: routing_error},
+        exception_handlers={HTTPException: partial(routing_error, shape_of=shape_of)},
         lifespan=lifespan,
     )
     app.state.service = service

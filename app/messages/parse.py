@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import accumulate, chain, groupby
 
 import msgspec
 
@@ -56,7 +57,7 @@ def generation_request(body: CountBody) -> GenerationRequest:
     return GenerationRequest(
         id=f"msg_{secrets.token_hex(12)}",
         items=list(_Said(body).items()),
-        names=FieldNames("messages", "max_tokens", "tools[{}].input_schema"),
+        names=FieldNames("messages", "max_tokens", "tools[{}].input_schema", "signature"),
         sampling=sampling,
         model=body.model,
         max_tokens=max_tokens,
@@ -137,11 +138,10 @@ class _Said:
         if body.system:
             yield self._message("system", _texts(body.system))
         self._is_owed = any(one.cache_control for one in body.tools or ())
-        said = list[Item]()
-        for number, turn in enumerate(body.messages):
-            for item in self._turn(turn, f"messages[{number}]"):
-                _say(said, item)
-        if body.cache_control is not None:
+        turns = enumerate(body.messages)
+        parts = (self._turn(turn, f"messages[{number}]") for number, turn in turns)
+        said = list(_joined(chain.from_iterable(parts)))
+        if body.cache_control is not None and said:
             _mark(said[-1])
         yield from said
 
@@ -196,20 +196,36 @@ def _texts(content: str | list[TextBlock]) -> list[TextBlock]:
     return content
 
 
-def _say(said: list[Item], item: Item) -> None:
-    """Add an item; what one side says in several turns it says in one."""
-    last = said[-1] if said else None
-    if isinstance(item, dict) and isinstance(last, dict) and item["role"] == last["role"] != "tool":
-        length = len(last["content"])
-        marks = [*last.get("breakpoints", ()), *(length + at for at in item.get("breakpoints", ()))]
-        calls = [*last.get("calls", ()), *item.get("calls", ())]
-        last["content"] += item["content"]
-        if marks:
-            last["breakpoints"] = marks
-        if calls:
-            last["calls"] = calls
-    else:
-        said.append(item)
+def _joined(items: Iterable[Item]) -> Iterator[Item]:
+    """What one side says in several turns, said in one."""
+    for speaker, several in groupby(items, _speaker):
+        if speaker in (None, "tool"):
+            yield from several
+        else:
+            yield _one(list(several))
+
+
+def _speaker(item: Item) -> str | None:
+    return item["role"] if isinstance(item, dict) else None
+
+
+def _one(messages: Sequence[Item]) -> Item:
+    """Messages of one side as one, in time that grows as they do."""
+    said = [message for message in messages if isinstance(message, dict)]
+    texts = [message["content"] for message in said]
+    starts = accumulate(map(len, texts[:-1]), initial=0)
+    marks = [
+        start + at
+        for message, start in zip(said, starts, strict=True)
+        for at in message.get("breakpoints", ())
+    ]
+    calls = [call for message in said for call in message.get("calls", ())]
+    whole: Message = {"role": said[0]["role"], "content": "".join(texts)}
+    if marks:
+        whole["breakpoints"] = marks
+    if calls:
+        whole["calls"] = calls
+    return whole
 
 
 def _mark(said: Item) -> None:

@@ -14,7 +14,14 @@ from app.prompt.reasoning_style import Aside, Opened, without_asides
 from app.prompt.sealing import PromptOrigin, decrypt_thought, unseal
 from app.prompt.system_prompts import RegisteredPrompts, SystemText
 from app.prompt.truncation import without_middle_ids
-from app.request.request import GenerationRequest, Item, ItemName, SealedSummary, Thought
+from app.request.request import (
+    FieldNames,
+    GenerationRequest,
+    Item,
+    ItemName,
+    SealedSummary,
+    Thought,
+)
 from app.request.segments import Segments, digest
 from app.request.template_options import TemplateOptions
 from app.wire.errors import ContextExceeded, invalid_request
@@ -93,7 +100,7 @@ class PromptBuilder:
         is_begun = request.prompt is not None or request.instructions is not None
         unsaid = request.max_tokens == 0 and is_begun
         messages, recalled = await self._messages(
-            principal, items, len(earlier.items), unsaid=unsaid
+            principal, items, request.names, len(earlier.items), unsaid=unsaid
         )
         waiting = check_results(_said(earlier.items), (), "conversation")
         check_results(_said(request.items), waiting, request.names.items)
@@ -135,7 +142,9 @@ class PromptBuilder:
         The conversation keeps its system text and its tools, which the request `goes_on` with.
         """
         items = request.items
-        messages, recalled = await self._messages(principal, items, unsaid=previous.is_unanswered)
+        messages, recalled = await self._messages(
+            principal, items, request.names, unsaid=previous.is_unanswered
+        )
         calls = None if previous.is_unanswered else previous.calls
         check_results(messages, [call.id for call in calls or ()], request.names.items)
         if recalled is not None and recalled.text != previous.system:
@@ -291,6 +300,7 @@ class PromptBuilder:
         self,
         principal: Principal,
         items: Sequence[Item | ItemName],
+        names: FieldNames,
         num_earlier: int = 0,
         *,
         unsaid: bool = False,
@@ -305,7 +315,7 @@ class PromptBuilder:
         thought = ""
         for index, item in enumerate(items):
             assert not isinstance(item, ItemName), "names are looked up before"
-            param = f"input[{index - num_earlier}].encrypted_content"
+            param = names.sealed.format(index - num_earlier)
             if index < num_earlier:
                 param = "conversation"
             if isinstance(item, Thought):
@@ -324,7 +334,7 @@ class PromptBuilder:
             text = f"Summary of the conversation so far: {summary}"
             messages.append({"role": "system", "content": text})
         if not messages and not unsaid:
-            raise invalid_request("Nothing is said that could be answered.", "input")
+            raise invalid_request("Nothing is said that could be answered.", names.items)
         return messages, recalled
 
     async def _unsealed(

@@ -60,12 +60,14 @@ class ItemName:
 class FieldNames:
     """What the request's API calls its fields, for errors to name.
 
-    `parameters` are those of a function, by its place.
+    `parameters` are those of a function, and `sealed` what an item holds for this service alone, by
+    their places.
     """
 
     items: str
     max_tokens: str
     parameters: str = "tools[{}].parameters"
+    sealed: str = "input[{}].encrypted_content"
 
 
 @dataclass(frozen=True, kw_only=True)

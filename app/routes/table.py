@@ -15,13 +15,14 @@ from app.routes import tokenize as tokens
 from app.routes.completions import complete_text
 from app.routes.openapi import openapi_endpoint
 from app.routes.responses_ws import responses_socket
-from app.transport.http import Endpoint, answering
+from app.transport.http import Endpoint, Shape, answering, error_response
 
 _RESPONSE = "/v1/responses/{response_id}"
 _CONVERSATION = "/v1/conversations/{conversation_id}"
 _ITEM = f"{_CONVERSATION}/items/{{item_id:path}}"
 _CHATS = "/v1/chat/completions"
-_BATCHES = "/v1/messages/batches"
+_MESSAGES = "/v1/messages"
+_BATCHES = f"{_MESSAGES}/batches"
 
 _ENDPOINTS: dict[str, list[tuple[str, str, Endpoint]]] = {
     "responses": [
@@ -53,8 +54,8 @@ _ENDPOINTS: dict[str, list[tuple[str, str, Endpoint]]] = {
     ],
     "completions": [("POST", "/v1/completions", complete_text)],
     "messages": [
-        ("POST", "/v1/messages", messages.create_message),
-        ("POST", "/v1/messages/count_tokens", messages.count_message),
+        ("POST", _MESSAGES, messages.create_message),
+        ("POST", f"{_MESSAGES}/count_tokens", messages.count_message),
         *((method, _BATCHES, messages.refuse_batches) for method in ("GET", "POST")),
     ],
     "embeddings": [("POST", "/v1/embeddings", models.refuse_embeddings)],
@@ -81,7 +82,8 @@ def tenant_routes() -> list[BaseRoute]:
     by_path: dict[str, dict[str, Endpoint]] = {"/openapi.json": {"GET": answering(_openapi, "ops")}}
     for counted_as, endpoints in _ENDPOINTS.items():
         for method, path, endpoint in endpoints:
-            by_path.setdefault(path, {})[method] = _answering(endpoint, counted_as)
+            served = _answering(endpoint, counted_as, shape_of(path))
+            by_path.setdefault(path, {})[method] = served
     return [
         WebSocketRoute("/v1/responses", responses_socket),
         *(
@@ -91,14 +93,18 @@ def tenant_routes() -> list[BaseRoute]:
     ]
 
 
-def _answering(endpoint: Endpoint, counted_as: str) -> Endpoint:
+def shape_of(path: str) -> Shape:
+    """How errors look at a path, whether or not something is served there."""
+    is_message = path == _MESSAGES or path.startswith(f"{_MESSAGES}/")
+    return messages.message_refusal if is_message else error_response
+
+
+def _answering(endpoint: Endpoint, counted_as: str, shape: Shape) -> Endpoint:
     """An endpoint whose refusals have the shape of its API; models are told of in two."""
-    usual = answering(endpoint, counted_as)
-    if counted_as not in ("messages", "models"):
+    usual = answering(endpoint, counted_as, shape)
+    if counted_as != "models":
         return usual
     other = answering(endpoint, counted_as, messages.message_refusal)
-    if counted_as == "messages":
-        return other
 
     async def answer(request: Request) -> ASGIApp:
         is_other = "anthropic-version" in request.headers

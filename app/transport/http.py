@@ -68,10 +68,12 @@ async def unless_gone(request: Request, work: Coroutine[Any, Any, Result]) -> Re
 
 
 Endpoint = Callable[[Request], Awaitable[ASGIApp]]
+Shape = Callable[[ApiError], Response]
+"""How an API answers with an error."""
 
 
 def answering(
-    endpoint: Endpoint, route: str, shape: Callable[[ApiError], Response] = error_response
+    endpoint: Endpoint, route: str, shape: Shape = error_response
 ) -> Callable[[Request], Awaitable[ASGIApp]]:
     """An endpoint whose exceptions become answers in its API's `shape`, counted for `route`."""
 
@@ -121,14 +123,17 @@ def _refusal(request: Request, route: str, error: Exception) -> ApiError:
     return known
 
 
-async def routing_error(request: Request, error: Exception) -> Response:
-    """Starlette's own refusals (404, 405) in the protocol's shape."""
+async def routing_error(
+    request: Request, error: Exception, shape_of: Callable[[str], Shape]
+) -> Response:
+    """Starlette's own refusals (404, 405) in the shape of the API that a path is of."""
     assert isinstance(error, HTTPException)
     code = _CODES_BY_STATUS.get(error.status_code, "invalid_request")
     message = error.detail
     if error.status_code == 404:
         message = f"There is nothing at '{request.url.path}'{_instead(request)}."
-    return error_response(ApiError(error.status_code, message, code=code, headers=error.headers))
+    refused = ApiError(error.status_code, message, code=code, headers=error.headers)
+    return shape_of(request.url.path)(refused)
 
 
 def _instead(request: Request) -> str:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from decimal import Decimal
+from math import lcm
 from typing import Any, Final
 
 _BOUNDS: Final = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
@@ -16,6 +18,10 @@ _MOST: Final = 2**63
 """`llguidance` reads bounds from here on as the last number before."""
 _MOST_EXACT: Final = 2**53
 _LONG: Final = 1_000
+MOST_REMAINDERS: Final = 50_000
+"""A fifth of a second, and 40 MB; both grow as these do."""
+_TOGETHER: Final = ("allOf", "anyOf", "oneOf", "if", "$ref", "dependentSchemas")
+"""What puts schemas together with those that they stand in."""
 
 _PIECE: Final = re.compile(
     r"(?:\\[dws]|\\[^\w\s]|\[(?:\\[dws]|\\[^\w\s]|[^\\\[\]])+\]|[^\\^$|?*+()\[\]{}])"
@@ -28,17 +34,44 @@ are as many states as sets of them."""
 
 def bound_beyond(schema: Any) -> str | None:
     """The keyword of a bound that is beyond 64 bits, if there is one: it would not be held."""
+    return next((key for key, inner in _keywords(schema) if _is_beyond(key, inner)), None)
+
+
+def has_too_many_remainders(schema: Any) -> bool:
+    """Whether a `multipleOf` would take too many states, of which each remainder is one.
+
+    `llguidance` makes them all before any bound of its own is looked at. Where schemas are put
+    together, their numbers may be, too.
+    """
+    found = list(_keywords(schema))
+    steps = [
+        abs(Decimal(str(inner)))
+        for key, inner in found
+        if key == "multipleOf" and type(inner) in (int, float) and inner
+    ]
+    exponent = min((int(step.normalize().as_tuple().exponent) for step in steps), default=0)
+    if any(_remainders(step) > MOST_REMAINDERS for step in steps):
+        return True
+    if not any(key in _TOGETHER for key, _ in found):
+        return False
+    return lcm(*(int(step.scaleb(-exponent)) for step in steps)) > MOST_REMAINDERS
+
+
+def _remainders(step: Decimal) -> int:
+    exponent = int(step.normalize().as_tuple().exponent)
+    return int(step.scaleb(-min(exponent, 0)))
+
+
+def _keywords(schema: Any) -> Iterator[tuple[str, Any]]:
+    """All that stands in a schema by a name, and in the schemas in it."""
     left: list[Any] = [schema]
     while left:
         value = left.pop()
         if isinstance(value, list):
             left += value
         if isinstance(value, dict):
-            for key, inner in value.items():
-                if _is_beyond(key, inner):
-                    return str(key)
+            yield from value.items()
             left += (inner for key, inner in value.items() if key not in _DATA)
-    return None
 
 
 def tame(schema: Any) -> Any:

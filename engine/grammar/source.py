@@ -10,6 +10,8 @@ kilobytes would end the process.
 from __future__ import annotations
 
 import contextlib
+import json
+import re
 from functools import cache, partial
 from time import thread_time
 from typing import TYPE_CHECKING, Any, Final
@@ -20,7 +22,7 @@ from msgspec import structs
 
 from engine.api import Grammar
 from engine.grammar.complaints import located, reason
-from engine.grammar.schemas import bound_beyond
+from engine.grammar.schemas import MOST_REMAINDERS, bound_beyond, has_too_many_remainders
 
 if TYPE_CHECKING:  # it has no such name when it runs
     from llguidance._lib import JsonCompileOptions
@@ -53,6 +55,9 @@ JSON_OPTIONS: JsonCompileOptions = {"whitespace_pattern": r"[ \n\r\t]{0,64}"}
 """A model that is at a loss could write blanks for ever between two tokens of JSON."""
 
 _SLOW: Final = "it takes too long to compile"
+_TOO_FINE: Final = f"'multipleOf' may have {MOST_REMAINDERS} remainders at most"
+_EMBEDDED: Final = re.compile(r"%json\s*")
+_decoder: Final = json.JSONDecoder()
 _STACK_BYTES: Final = 256 << 20
 """Addresses, and memory only as far as it is used. A quarter of it was enough for the deepest
 grammars of 128 KiB that were found; the door takes half of that."""
@@ -105,16 +110,28 @@ def problem_of(grammar: Grammar) -> str | None:
 
 def _problem_of(grammar: Grammar) -> str | None:
     if grammar.kind != "json_schema":
-        return _complaint(grammar)
+        return _TOO_FINE if _has_too_fine(grammar.source) else _complaint(grammar)
     schema = None
     with contextlib.suppress(msgspec.DecodeError, RecursionError):
         schema = msgspec.json.decode(grammar.source)
         if bound := bound_beyond(schema):
             return f"'{bound}' is beyond 64 bits, and cannot be held"
+        if has_too_many_remainders(schema):
+            return _TOO_FINE
     problem = _complaint(grammar)
     if problem is None or problem == _SLOW or not isinstance(schema, dict):
         return problem
     return located(schema, problem, _complaint_of_schema)
+
+
+def _has_too_fine(source: str) -> bool:
+    """Whether one of the schemas in a Lark grammar has a `multipleOf` that is too much."""
+    for found in _EMBEDDED.finditer(source):
+        with contextlib.suppress(ValueError, RecursionError):
+            schema, _ = _decoder.raw_decode(source, found.end())
+            if has_too_many_remainders(schema):
+                return True
+    return False
 
 
 def _complaint_of_schema(schema: Any) -> str | None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 from itertools import count
 
 from engine.blocks.eviction.policy import Order
@@ -24,6 +24,8 @@ class _Whole:
     worth: float
     """Of a use, for a page."""
     num_uses: int
+    is_used: bool = True
+    """Since it was a candidate last, which reserves and leases make it and unmake, too."""
     offered: dict[int, bytes] = field(default_factory=dict)
     """Those that are candidates, with their keys."""
     entry: int = -1
@@ -62,12 +64,14 @@ class WithWholes:
             self._levels[block] = self._level - oldest
             return
         if not whole.offered:
-            whole.num_uses += 1
+            whole.num_uses += whole.is_used
+            whole.is_used = False
             whole.entry = next(self._entries)
             worth = self._level + whole.worth * whole.num_uses * (not oldest)
             heappush(self._heap, (worth, whole.entry, whole))
         whole.offered[block] = key
         self._num_offered += 1
+        self._drop_outdated()
 
     def remove(self, block: int) -> bytes:
         """See `Order`."""
@@ -98,8 +102,11 @@ class WithWholes:
 
     def used_again(self, block: int) -> None:
         """See `Order`."""
-        if block not in self._wholes:
+        whole = self._wholes.get(block)
+        if whole is None:
             self._order.used_again(block)
+        else:
+            whole.is_used = True
 
     def stored(
         self, block: int, key: bytes, kind: int, parent: bytes | None, owner: str, purpose: Purpose
@@ -129,11 +136,17 @@ class WithWholes:
         assert self._levels.keys() <= found.keys(), "a level is of no candidate"
         return found | offered
 
+    def _drop_outdated(self) -> None:
+        """Keep no more entries than twice those that count, or so: nothing may ever be evicted."""
+        if len(self._heap) > 2 * len(self._wholes) + 16:
+            self._heap = [one for one in self._heap if _counts(*one[1:])]
+            heapify(self._heap)
+
     def _first_whole(self) -> tuple[float, _Whole] | None:
         """The whole that is worth least, if it goes before the order's own candidates."""
         while self._heap:
             worth, entry, whole = self._heap[0]
-            if whole.offered and whole.entry == entry:
+            if _counts(entry, whole):
                 break
             heappop(self._heap)
         else:
@@ -143,6 +156,11 @@ class WithWholes:
             if is_useless or self._levels.get(block, 0.0) + 1 < worth:
                 return None
         return worth, whole
+
+
+def _counts(entry: int, whole: _Whole) -> bool:
+    """Whether an entry of the heap is the one that its whole is a candidate by."""
+    return bool(whole.offered) and whole.entry == entry
 
 
 def _last_of(whole: _Whole) -> int:

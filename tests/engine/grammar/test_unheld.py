@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import Any
 
 import pytest
@@ -71,3 +72,36 @@ def test_bounds_beyond_64_bits_are_told_and_dropped(bound: float) -> None:
     problem = problem_of(Grammar(kind="json_schema", source=json.dumps(schema)))
     assert problem == "'maximum' is beyond 64 bits, and cannot be held"
     assert bound_beyond({"maximum": 2**63 - 1}) is None
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "integer", "multipleOf": 9_999_991},
+        {"type": "integer", "multipleOf": -9_999_991},
+        {"type": "number", "multipleOf": 1.000_001},
+        {"properties": {"n": {"type": "number", "multipleOf": 10**400}}},
+        {"type": "integer", "allOf": [{"multipleOf": 9_973}, {"multipleOf": 9_967}]},
+    ],
+    ids=["large", "negative", "fine", "huge", "together"],
+)
+def test_a_step_of_too_many_remainders_is_refused_before_any_is_made(
+    schema: dict[str, object],
+) -> None:
+    began = time.thread_time()
+    problem = problem_of(Grammar(kind="json_schema", source=json.dumps(schema)))
+    assert problem == "'multipleOf' may have 50000 remainders at most"
+    assert time.thread_time() - began < 0.1
+
+
+def test_a_step_is_refused_within_a_lark_grammar_too() -> None:
+    source = 'start: "x" %json {"type": "integer", "multipleO\\u0066": 9999991}'
+    problem = problem_of(Grammar(kind="lark", source=source))
+    assert problem == "'multipleOf' may have 50000 remainders at most"
+
+
+@pytest.mark.parametrize("step", [0.01, 0.25, 1000, 3600])
+def test_a_usual_step_is_held_beside_others(step: float) -> None:
+    others = {"a": {"type": "integer", "multipleOf": 7919}, "b": {"type": "number"}}
+    schema = {"properties": {**others, "n": {"type": "number", "multipleOf": step}}}
+    assert problem_of(Grammar(kind="json_schema", source=json.dumps(schema))) is None

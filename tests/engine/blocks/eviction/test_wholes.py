@@ -7,6 +7,7 @@ import pytest
 
 from engine.api import EVERYTHING, Kind
 from engine.blocks.eviction.policy import Eviction
+from engine.blocks.eviction.wholes import WithWholes
 from engine.blocks.pool import BlockPool
 from tests.engine.blocks.eviction.test_eviction import chain as keys_of
 from tests.engine.blocks.eviction.test_eviction import serve
@@ -66,6 +67,31 @@ def test_a_whole_goes_before_another_loses_anything() -> None:
     pool.release(pool.allocate(8, "a"))
     pool.check()
     assert use(pool, "second", 8, 1.0) == 8
+
+
+def test_a_reserve_that_moves_a_whole_about_is_no_use_of_it() -> None:
+    pool = BlockPool(40)
+    pool.reserve("a", 6)
+    use(pool, "reserved", 4, 0.1, "a")
+    for _ in range(50):
+        serve(pool, keys_of("beside it", 6), "a")
+    for _ in range(3):
+        use(pool, "often", 4, 0.1, "b")
+    serve(pool, keys_of("prompt", 29), "b")
+    pool.check()
+    assert use(pool, "often", 4, 0.1, "b") == 4
+    assert use(pool, "reserved", 4, 0.1, "a") < 4
+
+
+def test_uses_of_one_whole_leave_nothing_behind_while_another_lies_idle() -> None:
+    pool = BlockPool(40)
+    use(pool, "idle", 4, 0.5)
+    use(pool, "hot", 4, 0.5)
+    order = pool._queue._order
+    assert isinstance(order, WithWholes)
+    for _ in range(500):
+        use(pool, "hot", 4, 0.5)
+    assert len(order._heap) < 50
 
 
 @pytest.mark.parametrize("eviction", ["arc", "lru"])
