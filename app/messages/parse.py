@@ -96,7 +96,8 @@ def _tools(body: CountBody) -> Tools:
     parallel = not choice.disable_parallel_tool_use
     match choice.type:
         case "tool":
-            named = NamedFunction(type="function", name=choice.name or "")
+            # Names may be longer than elsewhere, and have been looked at.
+            named = NamedFunction.model_construct(type="function", name=choice.name or "")
             return asked_tools(tools, named, parallel)
         case "any":
             return asked_tools(tools, "required", parallel)

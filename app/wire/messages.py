@@ -85,6 +85,12 @@ _ResultPart = Annotated[
 ]
 
 
+_SystemPart = Annotated[
+    Annotated[TextBlock, Tag("@text")],
+    by_type("only text is served in a system prompt: blocks of type text"),
+]
+
+
 class ToolResultBlock(MarkedBlock):
     """The result of a call, or how it failed."""
 
@@ -227,20 +233,7 @@ class CountBody(Wire):
 
     model: Identifier
     messages: Annotated[list[Turn], at_most(MAX_ITEMS, least=1)]
-    system: (
-        TextOr[
-            Annotated[
-                list[
-                    Annotated[
-                        Annotated[TextBlock, Tag("@text")],
-                        by_type("only text is served in a system prompt: blocks of type text"),
-                    ]
-                ],
-                at_most(MAX_ITEMS),
-            ]
-        ]
-        | None
-    ) = None
+    system: TextOr[Annotated[list[_SystemPart], at_most(MAX_ITEMS)]] | None = None
     tools: Annotated[list[_Tool], at_most(MAX_FUNCTIONS)] | None = None
     tool_choice: MessageToolChoice | None = None
     thinking: Thinking | None = None

@@ -12,6 +12,7 @@ from typing import Any, Final
 
 _MOST_CHARACTERS: Final = 400
 """Of an error: the library repeats the grammar in some."""
+_MOST_OF_PATH: Final = 200
 _MOST_TRIED: Final = 64
 """Parts of a schema that are looked at, which may take a millisecond each."""
 _NAMED: Final = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
@@ -54,7 +55,9 @@ def located(schema: Any, problem: str, problem_of: ProblemOf) -> str:
             break
     if "regular expression" in problem and "pattern" in part:
         path = f"{path}.pattern" if path else "pattern"
-    return f"{path}: {problem}" if path else problem
+    if len(path) > _MOST_OF_PATH:
+        path = f"...{path[-_MOST_OF_PATH:]}"
+    return f"{path}: {problem}"[:_MOST_CHARACTERS] if path else problem
 
 
 def _parts(schema: Any) -> Iterator[tuple[str, Mapping[str, Any]]]:

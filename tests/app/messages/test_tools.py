@@ -75,6 +75,15 @@ async def test_choices_say_what_may_be_called(
     assert not parallel or not required
 
 
+async def test_a_long_name_can_be_chosen(world: World) -> None:
+    world.engine.answer = CALL
+    name = "see_" * 30
+    await create(world, tools=[{**TOOL, "name": name}], tool_choice={"type": "tool", "name": name})
+    asked = world.engine.requests[-1].grammar
+    assert asked is not None
+    assert name in asked.source
+
+
 async def test_a_result_without_its_call_is_refused(world: World) -> None:
     result = {"type": "tool_result", "tool_use_id": "toolu_1", "content": "sunny"}
     with pytest.raises(anthropic.BadRequestError, match="toolu_1"):

@@ -91,7 +91,9 @@ def test_two_ranks_say_what_each_adapter_says_alone(name: str, tmp_path: Path) -
     if "experts" not in name:  # which PEFT does not activate
         adapters.append(make_adapter(model, tmp_path / "3", 3, INVOCATION, **targets))
     with on_two_ranks(tmp_path / "model", 300) as parts:
-        assert parts.info.linears == load_parts(config_of(tmp_path / "model", 1)).info.linears
+        whole = load_parts(config_of(tmp_path / "model", 1)).info.linears or {}
+        # What changes experts is refused there by name.
+        assert parts.info.linears == {name: size for name, size in whole.items() if len(size) == 2}
         check_said(make_core(parts), model, adapters)
 
 
