@@ -17,6 +17,7 @@ from engine.model.adapters.images import AdapterImage, LinearChange, make_image
 from engine.model.layers.linear_places import shapes
 from engine.model.layers.paged_model import PagedModel
 from kernels.adapters import prepare
+from kernels.layers import ADAPTED
 
 _DTYPES: Final = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
@@ -58,7 +59,9 @@ class ModelAdapters:
         self._linears = shapes(model.linears)
         has_experts = any(place.num_experts for place in model.linears.values())
         prepare(model.device, model.dtype, has_experts=has_experts)
-        self._num_products = 1 + max(place.product for place in model.linears.values())
+        # Of whole layers: whatever is computed of the last one has a number, changed or not.
+        last = max(place.product for place in model.linears.values())
+        self._num_products = (last // len(ADAPTED) + 1) * len(ADAPTED)
 
     @torch.inference_mode()
     def prepare(self, config: bytes, weights: bytes) -> RankedImage:
