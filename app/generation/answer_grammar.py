@@ -7,10 +7,11 @@ from functools import partial
 
 from app.formats.tools.format import Block, Format, Shape, Unwritable, Writer
 from app.prompt.chat_template import ChatTemplate
+from app.prompt.reasoning_style import Opened
 from app.request.request import GenerationRequest
 from app.wire.errors import invalid_request
 from engine.api import Grammar
-from engine.grammar.lark import ANY_TEXT, literal, token, whole
+from engine.grammar.lark import ANY_TEXT, literal, not_begun_by, token, whole
 from engine.grammar.schemas import bound_beyond
 from engine.validation import MAX_GRAMMAR_BYTES
 
@@ -23,23 +24,28 @@ async def answer_grammar(
     template: ChatTemplate,
     asked: Grammar | None,
     problem_of: ProblemOf,
-    *,
-    bounded: bool,
+    bounded: Opened | None = None,
 ) -> Grammar | None:
     """The grammar of the answer, if it has one; `asked` is that of its format. Where what is
-    reasoned before it is `bounded`, it has one.
+    reasoned before it is `bounded`, it has one, which may not say that instead.
 
     Raises `ApiError` naming what cannot be held.
     """
     tools = request.tools
-    if bounded and asked is None and not tools.names:
-        return _ANY_ANSWER
-    if not tools.names or (asked is None and tools.holding_field is None and not bounded):
+    if bounded is None and (not tools.names or (asked is None and tools.holding_field is None)):
         return asked
-    return await _Calls(request, template, asked, problem_of).grammar()
+    unsaid = template.reasoning.spelled_openings(bounded)
+    if tools.names:
+        return await _Calls(request, template, asked, problem_of, unsaid).grammar()
+    return asked or any_answer(unsaid)
 
 
-_ANY_ANSWER = Grammar(kind="lark", source=f"start: TEXT\nTEXT: {ANY_TEXT}")
+def any_answer(unsaid: Sequence[str]) -> Grammar:
+    """Any text that begins with none of these."""
+    source = f"start: TEXT\nTEXT: {ANY_TEXT}{not_begun_by(*unsaid)}"
+    return Grammar(kind="lark", source=source)
+
+
 _MOST_LOOSENED = 8
 """Functions of a request that take their time to be found out as such that cannot be held."""
 
@@ -57,6 +63,7 @@ class _Calls:
         template: ChatTemplate,
         beside: Grammar | None,
         problem_of: ProblemOf,
+        unsaid: Sequence[str],
     ) -> None:
         tools, form = request.tools, template.tools.form
         field = tools.holding_field or "tools"
@@ -70,6 +77,7 @@ class _Calls:
             parallel=tools.parallel,
             required=tools.required,
             beside=beside,
+            unsaid=unsaid,
         )
         self._alone = partial(
             call_grammar, form, template.marker_tokens, parallel=False, required=True
@@ -150,11 +158,13 @@ def call_grammar(
     parallel: bool,
     required: bool,
     beside: Grammar | None = None,
+    unsaid: Sequence[str] = (),
 ) -> Grammar:
     """Answers with calls of such `shapes` in a format, whose markers in `tokens` are tokens.
 
     Unless calls are `required`, an answer may be what `beside` derives instead; or without it any
-    text, with calls behind it or not. Nothing follows calls. Raises `Unwritable`.
+    text that begins with nothing `unsaid`, with calls behind it or not. Nothing follows calls.
+    Raises `Unwritable`.
     """
     beside = None if required else beside
     beside_json = beside is not None and beside.kind == "json_schema"
@@ -167,7 +177,8 @@ def call_grammar(
         if beside is not None:
             answers.insert(0, whole(beside))
     else:
-        rules.append(f"TEXT: {made.text}")
+        narrowed = not_begun_by(*unsaid)
+        rules.append(f"TEXT: ({made.text}){narrowed}" if narrowed else f"TEXT: {made.text}")
         answers = ["TEXT", *_behind_text(writer, made.blocks, rules)]
     source = "\n".join([f"start: {' | '.join(answers)}", *rules])
     used = tuple(one for one in tokens.values() if token(one) in source)

@@ -30,6 +30,7 @@ from app.request.constraint import GrammarCheck, check_held
 from app.request.request import Earlier, GenerationRequest, retold
 from app.request.segments import Segment, segments_of
 from app.shares import SharedRoom
+from app.wire.errors import invalid_request
 from app.wire.functions import Tools
 from engine.api import EngineInfo, EngineRequest, TokenDelta
 from engine.client import EngineClient
@@ -276,10 +277,11 @@ class Generations:
             constraint = request.constraint.of_model(self.template.tokens_in)
             beside = await self.grammars.check(tenant, key, constraint)
         problem_of = partial(self.grammars.problem_of, tenant, key)
-        bounded = request.reasoning_tokens is not None and prompt.opened is not None
-        grammar = await answer_grammar(
-            request, self.template, beside, problem_of, bounded=bounded and info.has_grammars
-        )
+        bounded = None if request.reasoning_tokens is None else prompt.opened
+        if bounded is not None and not info.has_grammars:
+            message = "This model's reasoning cannot be held to a number of tokens."
+            raise invalid_request(message, "thinking.budget_tokens", "unsupported_value")
+        grammar = await answer_grammar(request, self.template, beside, problem_of, bounded)
         if grammar is None:
             return asked
         grammar = self.template.reasoning.before(grammar, prompt.opened, request.reasoning_tokens)

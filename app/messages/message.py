@@ -39,6 +39,8 @@ from app.wire.message_events import (
     message_error,
 )
 
+_SHORT_SECONDS = 300.0
+"""The shorter of this API's two lifetimes in the cache."""
 Seal = Callable[[str], str]
 """What stands for a text that this service alone can read."""
 
@@ -54,16 +56,16 @@ class Answer:
         request_id: str | None,
         seal: Seal,
         *,
-        leased_seconds: float | None,
+        is_marked: bool,
         shows_thinking: bool,
     ) -> None:
-        """What is new before a breakpoint is leased for `leased_seconds`, if there is one."""
+        """One that `is_marked` tells what is new before its prompt's last breakpoint."""
         self._generation = generation
         self._model_id = model_id
         self._metrics = metrics
         self._request_id = request_id
         self._seal = seal
-        self._leased_seconds = leased_seconds
+        self._is_marked = is_marked
         self._shows_thinking = shows_thinking
 
     async def whole(self) -> bytes:
@@ -142,10 +144,10 @@ class Answer:
         """Tokens so far. Only what lies before the last breakpoint counts as kept."""
         generation = self._generation
         read, created = generation.cached_tokens, 0
-        if self._leased_seconds is not None and generation.prompt.breakpoints:
+        if self._is_marked and generation.prompt.breakpoints:
             kept = min(read + generation.cache_write_tokens, generation.prompt.breakpoints[-1])
             created = max(0, kept - read)
-        is_long = self._leased_seconds is not None and self._leased_seconds > 300
+        is_long = generation.request.cache.lease_s > _SHORT_SECONDS  # as far as its tenant may
         return MessageUsage(
             input_tokens=len(generation.request.prompt) - read - created,
             cache_creation_input_tokens=created,

@@ -122,6 +122,13 @@ class ReasoningStyle:
         tokens = tuple(dict.fromkeys((*grammar.tokens, *known.values())))
         return structs.replace(grammar, preamble=preamble, tokens=tokens)
 
+    def spelled_openings(self, opened: Opened | None) -> list[str]:
+        """What begins reasoning where an answer begins, and text may spell as well."""
+        if self.form is None or opened is None or opened.by:
+            return []
+        known = control_tokens(self._tokenizer, self.form.openings)
+        return [one for one in self.form.openings if one not in known]
+
     def _text(self, ids: Sequence[int]) -> str:
         return str(self._tokenizer.decode(list(ids), skip_special_tokens=False))
 

@@ -38,7 +38,7 @@ async def create_message(request: Request) -> ASGIApp:
         service.metrics,
         _request_id(),
         partial(encrypt_thought, principal.tenant),
-        leased_seconds=asked.cache.lease_seconds,
+        is_marked=asked.cache.lease_seconds is not None,
         shows_thinking=body.thinking is None or body.thinking.display != "omitted",
     )
     sent = {**generation.ticket.headers, **headers()}

@@ -62,6 +62,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> Result:
     """Observe a second's deltas, then scrape, and again."""
+    return asyncio.run(_measure(options))
+
+
+async def _measure(options: argparse.Namespace) -> Result:
     draw, metrics = random.Random(0), Metrics(options.most_tenants)
     metrics.engine.observe(_STATS)
     observing, scraping, size = [], [], 0
@@ -80,7 +84,7 @@ def run(options: argparse.Namespace) -> Result:
         "scrape_ms": 1000 * statistics.median(scraping),
         "scrape_kib": size / 1024,
     }
-    return Result(figures | asyncio.run(_usage(options.rounds)))
+    return Result(figures | await _usage(options.rounds))
 
 
 async def _usage(rounds: int) -> dict[str, float]:

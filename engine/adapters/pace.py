@@ -6,7 +6,6 @@ tenants' requests lack: a flood of adapters would cost them more than one of req
 
 from __future__ import annotations
 
-import time
 from typing import Final
 
 from engine.adapters.adapter import Adapter
@@ -28,9 +27,10 @@ class Pace:
         self.coming: dict[bytes, Adapter] = {}
         """Those that have one, by their names."""
         self._live = lifecycle.live
+        self._clock = lifecycle.tiers.clock
         self._turns: Turns[Adapter] = Turns(_MOST_COMING, _MOST_OF_TENANT)
         self._rested: dict[str, float] = {}
-        """When tenants will have, by `time.monotonic`."""
+        """When tenants will have."""
 
     def add(self, one: Adapter) -> None:
         """Have one wait for its turn."""
@@ -40,13 +40,13 @@ class Pace:
         """Have those come whose turn it is."""
         while (turn := self._turns.take(self._may_come)) is not None:
             _, one = turn
-            self.coming[one.name], one.began_at = one, time.monotonic()
+            self.coming[one.name], one.began_at = one, self._clock()
 
     def end(self, one: Adapter) -> None:
         """It is there, or does not come; harmless if its turn had not come."""
         if self.coming.pop(one.name, None) is not None:
             self._turns.end(one.tenant)
-            now = time.monotonic()
+            now = self._clock()
             self._rested = {name: at for name, at in self._rested.items() if at > now}
             self._rested[one.tenant] = now + _REST * (now - one.began_at)
 
@@ -54,4 +54,4 @@ class Pace:
         if all(group.tenant == tenant for group in self._live.values()):
             return True
         has_one = any(one.tenant == tenant for one in self.coming.values())
-        return not has_one and time.monotonic() >= self._rested.get(tenant, 0.0)
+        return not has_one and self._clock() >= self._rested.get(tenant, 0.0)

@@ -40,6 +40,11 @@ def lacking(*texts: str) -> str:
     return ANY_TEXT + "".join(no)
 
 
+def not_begun_by(*texts: str) -> str:
+    """What narrows a terminal: none of these stands at its beginning, but for white space."""
+    return "".join(f" & ~(/\\s*/ {literal(text)} {ANY_TEXT})" for text in texts)
+
+
 def json_value(
     schema: Mapping[str, Any], *, lenient: bool = False, escapes: str | None = None
 ) -> str:

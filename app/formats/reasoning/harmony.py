@@ -27,6 +27,7 @@ class Harmony:
     """What reads it. A prompt ends where a message of the assistant's begins."""
 
     markers = _MARKERS
+    openings = (CHANNEL,)
 
     def opened_by(self, _: str) -> tuple[int, str]:
         """No prompt begins a message's text."""

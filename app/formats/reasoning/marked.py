@@ -32,6 +32,11 @@ class Marked:
         closings = (one for closings in self.pairs.values() for one in closings)
         return (*dict.fromkeys((*self.pairs, *closings)), *(self.framed or ()))
 
+    @property
+    def openings(self) -> tuple[str, ...]:
+        """See `ReasoningFormat`."""
+        return tuple(self.pairs)
+
     def opened_by(self, tail: str) -> tuple[int, str]:
         """See `ReasoningFormat`."""
         for opening, closings in self.pairs.items():

@@ -21,6 +21,10 @@ class ReasoningFormat(Protocol):
     def markers(self) -> tuple[str, ...]:
         """What a tokenizer may have as special tokens and would not show."""
 
+    @property
+    def openings(self) -> tuple[str, ...]:
+        """The markers that begin reasoning where an answer begins."""
+
     def opened_by(self, tail: str) -> tuple[int, str]:
         """How many characters at the end of a prompt belong to reasoning, and what has opened it.
 

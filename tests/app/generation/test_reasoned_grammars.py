@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from app.formats.reasoning.parser import ReasoningParser
 from app.formats.tools.format import Shape
 from app.formats.tools.formats import FORMATS
 from app.formats.tools.parser import ToolParser
-from app.generation.answer_grammar import call_grammar
+from app.generation.answer_grammar import any_answer, call_grammar
 from app.generation.lines import Line
 from app.prompt.reasoning_style import Opened, ReasoningStyle
 from app.prompt.tokenizer import control_tokens
@@ -123,6 +124,30 @@ def test_calls_are_held_behind_it(reasoning: Reasoning) -> None:
             [call] = line.calls
             assert json.loads(call.text).keys() == {"kind", "high"}
             assert line.reasoning
+
+
+@pytest.mark.parametrize("calls", [False, True])
+def test_no_more_is_reasoned_than_may_be(reasoning: Reasoning, calls: bool) -> None:
+    unsaid = reasoning.style.spelled_openings(reasoning.opened)
+    grammar = any_answer(unsaid)
+    if calls:
+        form = FORMATS["harmony" if "<|channel|>" in reasoning.tokenizer.get_vocab() else "hermes"]
+        tokens = control_tokens(reasoning.tokenizer, form.markers)
+        shapes = [Shape.of("build", SCHEMA, True)]
+        grammar = call_grammar(form, tokens, shapes, parallel=False, required=False, unsaid=unsaid)
+    held = reasoning.style.before(grammar, reasoning.opened, 5)
+    assert problem_of(held) is None, held.preamble
+    begun, so, rest = re.split("(So|so|No )", reasoning.thought, maxsplit=1)
+    matcher = CompiledGrammar(held, reasoning.vocabulary).matcher()
+    for text in (begun, so):
+        ids = reasoning.tokenizer.encode(text)
+        assert matcher.try_consume_tokens(ids) == len(ids)
+    told = len(ids)
+    more = matcher.try_consume_tokens(reasoning.tokenizer.encode("y" * 20))
+    assert more in (5 - told, 4 - told)  # a space behind what opens it counts
+    ends = r"(?=</think>|\[/THINK|\n\nHere|<\|END|<channel|<\|end)"
+    ending = reasoning.tokenizer.encode(re.split(ends, rest)[1])
+    assert matcher.try_consume_tokens(ending) == len(ending)
 
 
 def test_the_markers_of_a_format_are_the_tokens_that_may_be_drawn(tmp_path: Path) -> None:

@@ -51,6 +51,15 @@ async def test_a_lifetime_is_a_lease(world: World, ttl: str | None, seconds: flo
     assert usage.cache_creation_input_tokens > 0
 
 
+async def test_a_lifetime_is_what_the_tenant_may_have(world: World) -> None:
+    await world.limit("acme", lease_seconds=60)
+    mark = {**MARK, "ttl": "1h"}
+    system = [{"type": "text", "text": LONG, "cache_control": mark}]
+    usage = (await create(world, system=system)).usage
+    assert usage.cache_creation.ephemeral_1h_input_tokens == 0
+    assert usage.cache_creation.ephemeral_5m_input_tokens > 0
+
+
 async def test_each_kind_of_block_may_end_a_prefix(world: World) -> None:
     use = {"type": "tool_use", "id": "t", "name": "get_weather", "input": {}}
     result = {"type": "tool_result", "tool_use_id": "t", "content": "sunny"}

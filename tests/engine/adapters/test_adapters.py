@@ -306,26 +306,6 @@ def test_what_has_no_room_or_does_not_come_ends_alone(tmp_path: Path) -> None:
     core.scheduler.check()
 
 
-def test_what_others_compute_with_is_not_loaded_elsewhere_when_its_first_user_is_forgotten(
-    tmp_path: Path,
-) -> None:
-    model = saved("llama", tmp_path / "model")
-    adapter = make_adapter(model, tmp_path / "1", 1)
-    core = load_core(config_of(tmp_path / "model", 60, 0))
-    prompt = random_prompt(random.Random(1), 20)
-    core.submit(structs.replace(asking("first", prompt, adapter, 2), tenant="a"))
-    run(core, [adapter])
-    core.submit(structs.replace(asking("long", prompt, adapter, 150), tenant="b"))
-    said = [token for _ in range(3) for delta in core.step() for token in delta.token_ids]
-    core.forget_tenant("a")
-    core.submit(structs.replace(asking("next", prompt, adapter, 2), tenant="b"))
-    for number in range(12):  # they need all blocks that are not held
-        other = random_prompt(random.Random(number), 200)
-        core.submit(structs.replace(asking(f"other {number}", other, None, 2), tenant="c"))
-    said += run(core, [adapter])["long"]
-    assert said == adapter.says(model, prompt, 150)
-
-
 def test_an_error_that_comes_too_late_ends_nobody_and_holds_no_blocks(tmp_path: Path) -> None:
     model = saved("llama", tmp_path / "model")
     adapter = make_adapter(model, tmp_path / "1", 1)
