@@ -47,6 +47,8 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     linears: dict[str, tuple[int, ...]] = {}
     """What adapters may change, by the names of the model's modules: numbers of inputs and outputs,
     and of experts whose parameter it is. None where no adapters are served."""
+    picture_token_id: int | None = None
+    """What stands for a picture in prompts; `None`: the model sees none."""
     logit_error: float = 0.0
     """How far logits are from the original model's on a few tokens, relatively."""
 
