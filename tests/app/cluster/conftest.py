@@ -11,6 +11,7 @@ import pytest
 import pytest_asyncio
 
 from app.cluster.launch import ENVIRONMENT
+from app.cluster.routing import router
 from engine.assembly.process import ProcessEngine
 from engine.config import EngineConfig
 from tests.app.cluster.running import CONFIG, Outputs, eventually, run_all, wanted
@@ -40,3 +41,13 @@ async def undisturbed(model: Path) -> AsyncIterator[list[Outputs]]:
     await alone.start()
     yield await run_all(alone, "alone")
     await alone.close()
+
+
+@pytest.fixture
+def only_caches_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Queues and silences are as long as a machine is busy: the door's router overlooks them, and
+    goes by who has an adapter, and then by who has the blocks.
+    """
+    monkeypatch.setattr(router, "LOAD_WEIGHT", 1e12)
+    monkeypatch.setattr(router, "WORK_WEIGHT", 1e6)
+    monkeypatch.setattr(router, "STALE_SECONDS", 1e6)

@@ -135,28 +135,18 @@ async def test_one_sequence_is_aborted_and_the_others_go_on(engine: ClusterEngin
     assert ends == {0: "aborted", 1: "length"}
 
 
-async def all_are_heard(engine: ClusterEngine) -> None:
-    """Every replica says how it is: one that a busy machine keeps silent is not believed."""
-    now, loads = asyncio.get_running_loop().time(), engine._fleet._loads
-    await eventually(lambda: all(one.said_at >= now for one in loads.values()))
-
-
+@pytest.mark.usefixtures("only_caches_count")
 async def test_what_follows_goes_where_its_blocks_are(engine: ClusterEngine) -> None:
-    draw = iter(range(10, 60))
-    # Long enough that to compute one again costs more than what a busy machine makes of queues.
-    prompts = [[next(draw)] * 400 for _ in range(6)]
+    prompts = [[10 + i] * 400 for i in range(6)]
     for i, prompt in enumerate(prompts):
         first = make_request(f"first{i}", prompt, 2, conversation=f"c{i}")
         await run(engine, first, [])
         hashes = await engine._hashes(first)
         await eventually(lambda told=hashes: engine._fleet.is_held(told))
-    num_hits = 0
     for i, prompt in enumerate(prompts):
         heard: list[TokenDelta] = []
-        await all_are_heard(engine)
         await run(engine, make_request(f"next{i}", [*prompt, 3, 4], 2), heard)
-        num_hits += heard[-1].cached_tokens >= 384
-    assert num_hits >= 5  # a replica that the machine keeps still for seconds is passed over
+        assert heard[-1].cached_tokens >= 384
     found, before = set(), None
     while found == set() or before is not None:
         page = await engine.chains("a", before)
