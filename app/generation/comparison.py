@@ -162,7 +162,9 @@ class Comparisons:
 
 def _hashes(asked: EngineRequest, info: EngineInfo, tokens: int) -> list[bytes]:
     """What the full blocks of the first tokens of a prompt are found by."""
-    extras = extras_for(info.hash_extras, info.rotary_switch, len(asked.prompt), asked.adapter)
+    extras = extras_for(
+        info.hash_extras, info.rotary_switch, len(asked.prompt), asked.adapter, asked.pictures
+    )
     return block_hashes(asked.prompt[:tokens], info.block_size, asked.namespaces, extras)
 
 

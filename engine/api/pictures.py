@@ -17,6 +17,11 @@ class PictureUse(msgspec.Struct, frozen=True):
     start: int
     count: int
 
+    @property
+    def end(self) -> int:
+        """Where the prompt goes on behind it."""
+        return self.start + self.count
+
 
 class PictureInput(msgspec.Struct, frozen=True):
     """One of the arrays that a model's processor makes of a picture."""

@@ -185,6 +185,12 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
         return b"" if self.adapter is None else self.adapter.name
 
     @property
+    def brought(self) -> set[bytes]:
+        """The names of what the engine may ask for: its adapter and its pictures."""
+        names = {one.name for one in self.pictures}
+        return names if self.adapter is None else names | {self.adapter.name}
+
+    @property
     def answer_key(self) -> bytes:
         """Whoever may find its answers asks the same model."""
         return self.namespaces.private_key + self.adapter_name

@@ -25,7 +25,7 @@ from engine.api import (
     TokenLogprobs,
 )
 from engine.blocks.hashing import block_hashes
-from engine.client import AdapterSource, FleetFigures
+from engine.client import FleetFigures, Source
 from engine.validation import check_request
 
 BLOCK_SIZE = 16
@@ -41,7 +41,7 @@ class ScriptedEngine:
     hash_extras = b""
     max_running_sequences = 64
     has_grammars = True
-    adapters: AdapterSource
+    adapters: Source
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         self.tokenizer = tokenizer

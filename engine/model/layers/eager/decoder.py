@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
@@ -139,7 +139,7 @@ class EagerDecoder:
             starts = batch.attention.query_starts
             with self._states.running(batch.states, starts, caches), self._adapting(batch.adapted):
                 output = self.model(
-                    input_ids=batch.token_ids[None],
+                    **self._inputs(batch),
                     position_ids=batch.positions[None],
                     use_cache=False,
                     logits_to_keep=batch.logit_rows,
@@ -148,6 +148,16 @@ class EagerDecoder:
             _step.reset(token)
         logits: Tensor = output.logits[0]
         return logits
+
+    def _inputs(self, batch: Batch) -> dict[str, Tensor]:
+        """Of packed tokens: these, or their embeddings with what is seen in place of some."""
+        if batch.seen is None:
+            return {"input_ids": batch.token_ids[None]}
+        rows: Tensor = self.model.get_input_embeddings()(batch.token_ids)
+        return {"inputs_embeds": rows.index_copy(0, batch.seen.rows, batch.seen.values)[None]}
+
+    num_places: Final = 0
+    """None, by which tokens are turned otherwise."""
 
     @contextmanager
     def _adapting(self, adapted: Sequence[AdaptedRows]) -> Iterator[None]:
