@@ -49,6 +49,7 @@ def engine_config(
         kv_memory_bytes=None if settings.kv_memory is None else int(settings.kv_memory),
         host_memory_bytes=int(settings.host_memory),
         adapter_memory_bytes=int(settings.adapter_memory),
+        picture_memory_bytes=int(settings.picture_memory),
         kept_dir=str(settings.kept_dir) if settings.kept_disk else None,
         kept_bytes=max(1, int(settings.kept_disk)),
         kept_seconds=settings.kept_interval_seconds,

@@ -1,9 +1,9 @@
 """Requests that wait for what their pictures show, and how the tower comes to see these.
 
 The service is asked for a picture once; the tower sees one at a time, in slices of bounded time
-between steps: that of the tenant which was served least comes first. What it has seen stays, as
-long as memory allows, for whoever shows the same picture in the same namespace, and for those that
-run with it until they end.
+between steps, those of tenants in turn. Whose request it was for is charged for that as for so many
+tokens of a prompt. What it has seen stays, as long as memory allows, for whoever shows the same
+picture in the same namespace, and for those that run with it until they end.
 """
 
 from __future__ import annotations
@@ -15,10 +15,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from engine.api import EngineRequest, PictureUse
+from engine.api import EngineRequest, PictureUse, TenantShare
 from engine.grammar.compiled import CompiledGrammar
 from engine.pictures.sight import Sight
 from engine.schedule.scheduler import Scheduler
+from engine.system.turns import Turns
 
 _log = logging.getLogger(__name__)
 _PATIENCE_SECONDS: Final = 60.0
@@ -43,6 +44,7 @@ class _Coming:
     """A picture that somebody waits for."""
 
     tenant: str
+    share: TenantShare
     token_ids: list[int]
     heard_at: float | None
     """When the service was asked for it, or has brought some of it, until it is here."""
@@ -75,6 +77,8 @@ class Pictures:
             OrderedDict()
         )
         self._coming: dict[bytes, _Coming] = {}
+        self._here: Turns[bytes] = Turns(1, 1)
+        """Those that the service has brought."""
         self._looked_at: bytes | None = None
         """What the tower sees just now."""
         self._kept: OrderedDict[bytes, _Kept] = OrderedDict()
@@ -97,7 +101,8 @@ class Pictures:
             self._kept.move_to_end(use.name)
         elif use.name not in self._coming:
             token_ids = request.prompt[use.start : use.end]
-            self._coming[use.name] = _Coming(request.tenant, token_ids, time.monotonic())
+            of = request.tenant, request.share
+            self._coming[use.name] = _Coming(*of, token_ids, time.monotonic())
             self.wanted.append(use.name)
 
     def abort(self, request_id: str, index: int | None) -> EngineRequest | None:
@@ -127,6 +132,8 @@ class Pictures:
             return  # of what was to come before
         one.pieces.append(data)
         one.heard_at = None if is_last else time.monotonic()
+        if is_last:
+            self._here.add(one.tenant, name)
 
     def lack(self, name: bytes, why: str) -> Iterator[Shown]:
         """The service cannot bring a picture: who waits for it waits no longer."""
@@ -173,19 +180,21 @@ class Pictures:
 
     def _look(self) -> None:
         """Have the next picture seen, if one is here."""
-        here = [name for name, one in self._coming.items() if one.heard_at is None]
-        if not here:
+        while (turn := self._here.take()) is not None:
+            tenant, name = turn
+            one = self._coming.get(name)
+            if one is None or one.heard_at is not None:
+                self._here.end(tenant)  # nobody waits for it any more, or it is to come again
+                continue
+            pieces, one.pieces = one.pieces, []
+            self._looked_at = name
+            self._sight.begin(pieces, one.token_ids)
             return
-        accounts, coming = self._lifecycle.accounts, self._coming
-        name = min(here, key=lambda name: accounts[coming[name].tenant].counter)
-        one = coming[name]
-        pieces, one.pieces = one.pieces, []
-        self._looked_at = name
-        self._sight.begin(pieces, one.token_ids)
 
     def _take(self, name: bytes) -> Iterator[Shown]:
         """The tower is done with it."""
         self._looked_at = None
+        self._here.end(self._coming[name].tenant)
         try:
             num_bytes = self._sight.keep(name)
         except Exception as error:  # noqa: BLE001 - whatever a picture makes a tower raise
@@ -193,10 +202,18 @@ class Pictures:
             yield from self._refuse(name, f"{type(error).__name__} in the engine")
             return
         one = self._coming.pop(name)
-        prices = self._lifecycle.prices
-        self._lifecycle.accounts[one.tenant].charge(prices.prompt * len(one.token_ids))
+        self._charge(one)
         self._kept[name] = _Kept(one.tenant, num_bytes)
         self._shrink()
+
+    def _charge(self, one: _Coming) -> None:
+        """A tenant pays for what was seen as for a prompt, before its request comes in."""
+        life = self._lifecycle
+        account = life.accounts.open(one.tenant, one.share)
+        if not account.waiting:
+            life.fairness.begins_to_wait(account, life.accounts.waiting.values())
+        account.charge(life.prices.prompt * len(one.token_ids))
+        life.accounts.settle(account)
 
     def _refuse(self, name: bytes, why: str) -> Iterator[Shown]:
         self._coming.pop(name, None)

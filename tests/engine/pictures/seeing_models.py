@@ -145,7 +145,10 @@ def picture(family: str, seed: int = 0, size: int = 1) -> Shown:
     return Shown([IMAGE] * (16 + 4 * 5), inputs)
 
 
-def request(name: str, parts: list[int | Shown], max_tokens: int, **options: Any) -> EngineRequest:
+Part = int | Shown
+
+
+def request(name: str, parts: list[Part], max_tokens: int = 12, **options: Any) -> EngineRequest:
     """Of tokens and pictures, in their order."""
     prompt: list[int] = []
     uses = []
@@ -156,17 +159,18 @@ def request(name: str, parts: list[int | Shown], max_tokens: int, **options: Any
         else:
             prompt.append(part)
     made = make_request(name, prompt, max_tokens)
-    sampling = msgspec.structs.replace(made.sampling, stop_token_ids=(EOS,))
-    return msgspec.structs.replace(made, sampling=sampling, pictures=tuple(uses), **options)
+    sampling = msgspec.structs.replace(made.sampling, stop_token_ids=(EOS,), logprobs=0)
+    return msgspec.structs.replace(
+        made, **{"sampling": sampling, "pictures": tuple(uses)} | options
+    )
 
 
 @torch.inference_mode()
-def says(
-    model: PreTrainedModel, family: str, parts: list[int | Shown], max_tokens: int
-) -> list[int]:
-    """What the model goes on with, greedily, as `transformers` has it."""
-    prompt = request("", parts, 1).prompt
-    ids = torch.tensor([prompt])
+def generated(
+    model: PreTrainedModel, family: str, parts: list[Part], max_tokens: int, **options: Any
+) -> Any:
+    """What `generate()` makes of tokens and pictures; greedy, unless `options` say otherwise."""
+    ids = torch.tensor([request("", parts, 1).prompt])
     shown = [part for part in parts if isinstance(part, Shown)]
     inputs: dict[str, Any] = {}
     for name in shown[0].inputs if shown else ():
@@ -175,12 +179,27 @@ def says(
         inputs[name] = torch.from_numpy(np.concatenate(arrays, axis))
     if family in _HAS_PARTS:
         inputs["mm_token_type_ids"] = (ids == IMAGE).int()
-    found = model.generate(
+    return model.generate(
         input_ids=ids,
         attention_mask=torch.ones_like(ids),
         max_new_tokens=max_tokens,
         do_sample=False,
+        return_dict_in_generate=True,
         **inputs,
+        **options,
     )
-    said: list[int] = found[0, len(prompt) :].tolist()
+
+
+def says(model: PreTrainedModel, family: str, parts: list[Part], max_tokens: int = 12) -> list[int]:
+    """What the model goes on with, greedily, as `transformers` has it."""
+    size = len(request("", parts, 1).prompt)
+    said: list[int] = generated(model, family, parts, max_tokens).sequences[0, size:].tolist()
     return said
+
+
+def logprobs(
+    model: PreTrainedModel, family: str, parts: list[Part], max_tokens: int = 12
+) -> list[float]:
+    """Of these tokens."""
+    found = generated(model, family, parts, max_tokens, output_logits=True)
+    return [float(logits[0].log_softmax(-1).max()) for logits in found.logits]
