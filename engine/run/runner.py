@@ -197,8 +197,9 @@ class ModelRunner:
         pieced = None if pieces is None else pieces.run(host, complete)
         if pieced is not None:
             return pieced
-        tensors = [tensor.numpy() for tensor in tensors_of(host)]
-        batch = with_tensors(host, upload(tensors, model.device))
+        uploaded = replace(host, seen=None)  # what is seen is on the device
+        tensors = [tensor.numpy() for tensor in tensors_of(uploaded)]
+        batch = replace(with_tensors(uploaded, upload(tensors, model.device)), seen=host.seen)
         complete(batch.token_ids)
         return batch.token_ids.index_select(0, batch.logit_rows), model.forward(batch)
 

@@ -107,6 +107,22 @@ def test_its_log_probabilities_are_those_of_transformers(family: str, tmp_path: 
     assert found == pytest.approx(expected, abs=1e-4)
 
 
+def test_in_bfloat16_the_same_is_seen_but_for_rounding(tmp_path: Path) -> None:
+    model = seeing_model("qwen3_vl", tmp_path)
+    shown = picture("qwen3_vl", 1, size=2)
+    parts: list[Part] = [*words(1, 9), shown, *words(2, 3)]
+    expected = logprobs(model, "qwen3_vl", parts, 1)
+    core = load_core(config_of(tmp_path, 60, 0, dtype="bfloat16"))
+    core.submit(request("r", parts, 1))
+    found = []
+    while not core.is_idle:
+        found += [token.logprob for delta in core.step() for token in delta.logprobs or ()]
+        for name in core.take_wanted():
+            assert name == shown.name
+            shown.bring(core)
+    assert found == pytest.approx(expected, abs=0.1)
+
+
 @pytest.mark.parametrize(
     "mode",
     [pytest.param(one, marks=() if one == "swaps" else pytest.mark.exhaustive) for one in MODES],
