@@ -7,9 +7,10 @@ from typing import Any, Final
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from engine.batch.pictures import Seen
+from engine.model.sight.pausing import let_pause
 
 _SHOWN: Final = 1
 """The kind of a token that stands for a picture, where positions have three parts."""
@@ -30,10 +31,8 @@ class Tower:
         self._inner = inner
 
     def pausing(self, pause: Callable[[], None]) -> None:
-        """Call `pause` before each of its small modules, at which other work may be done."""
-        for module in self._inner.modules():
-            if not any(True for _ in module.children()):
-                module.register_forward_pre_hook(lambda *_: pause())
+        """Call `pause` wherever other work may be done: see `engine.model.sight.pausing`."""
+        let_pause(self._inner, pause)
 
     @torch.inference_mode()
     def see(self, inputs: Mapping[str, np.ndarray[Any, Any]], token_ids: list[int]) -> Seen:
@@ -72,12 +71,6 @@ class Tower:
     def _tensor(self, array: np.ndarray[Any, Any]) -> Tensor:
         tensor = torch.from_numpy(array).to(self._inner.device)
         return tensor.to(self._inner.dtype) if tensor.is_floating_point() else tensor
-
-    def to(self, device: torch.device) -> Tower:
-        """The same there."""
-        module: nn.Module = self._inner
-        module.to(device)
-        return self
 
 
 def _joined(features: Any) -> Tensor:

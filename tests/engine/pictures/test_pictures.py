@@ -90,6 +90,19 @@ def test_what_is_seen_is_what_transformers_sees(family: str, budget: int, tmp_pa
     assert not core.take_wanted()
 
 
+@pytest.mark.parametrize("family", ["mistral3", "qwen2_5_vl", "smolvlm"])
+def test_however_often_a_tower_pauses_it_sees_the_same(
+    family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("engine.model.sight.pausing._MOST_PRODUCTS", 1 << 12)
+    monkeypatch.setattr("engine.pictures.pictures._ALONE_SECONDS", 0.0)
+    model = seeing_model(family, tmp_path)
+    shown = picture(family, 1, size=2)
+    parts: list[Part] = [*words(1, 9), shown, *words(2, 7)]
+    core = load_core(config_of(tmp_path, 60, 0))
+    assert run(core, [request("r", parts)], [shown])["r"] == says(model, family, parts)
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_its_log_probabilities_are_those_of_transformers(family: str, tmp_path: Path) -> None:
     model = seeing_model(family, tmp_path)
