@@ -218,8 +218,8 @@ def _blind(config: EngineConfig, tower: Tower, decoder: FusedDecoder | EagerDeco
     """Why nothing is seen, if that is so."""
     if config.tensor_parallel > 1:
         return "tensor_parallel: one process sees them"
-    if tower.axes is not None and not isinstance(decoder, FusedDecoder):
-        return "layers that are not fused turn by one position"
+    if tower.axes is not None and isinstance(decoder, EagerDecoder):
+        return None if decoder.turns_by_parts else "layers that are not fused turn by one place"
     if tower.axes is not None and (config.step_token_budget or 0) > SPARE_ROWS:
         return f"step_token_budget: at most {SPARE_ROWS} tokens of pictures in a step"
     return None

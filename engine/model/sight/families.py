@@ -48,6 +48,8 @@ SIGHTED: Final = {
     "mistral3": SightedFamily(),
     "qwen2_vl": _SECTIONS,
     "qwen2_5_vl": _SECTIONS,
+    "qwen3_5": SightedFamily(turning="turns"),
+    "qwen3_5_moe": SightedFamily(turning="turns"),
     "qwen3_vl": SightedFamily(causal="Qwen3ForCausalLM", turning="turns"),
     "smolvlm": SightedFamily(text="text_model", tiles=1),
 }

@@ -32,6 +32,7 @@ _OWN_VISION: dict[str, dict[str, Any]] = {
     "qwen2_vl": {"embed_dim": 32, "hidden_size": 32, "mlp_ratio": 2},
     "qwen2_5_vl": {"window_size": 16, "fullatt_block_indexes": [1]},
     "qwen3_vl": {"deepstack_visual_indexes": [0, 1], "num_position_embeddings": 16},
+    "qwen3_5": {"num_position_embeddings": 16},
 }
 _OWN: dict[str, dict[str, Any]] = {
     "idefics3": {"scale_factor": 2},
@@ -41,10 +42,10 @@ _OWN: dict[str, dict[str, Any]] = {
 _TEXT = {
     **{"idefics3": "llama", "smolvlm": "llama", "llava": "llama", "mistral3": "mistral"},
     **{"internvl": "qwen2", "llava_onevision": "qwen2"},
-    **dict.fromkeys(("qwen2_vl", "qwen2_5_vl", "qwen3_vl")),
+    **dict.fromkeys(("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5")),
 }
 FAMILIES = sorted(_TEXT)
-_HAS_PARTS = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
+_HAS_PARTS = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5")
 
 
 @dataclass(frozen=True)
@@ -105,7 +106,7 @@ def _parted(family: str) -> dict[str, Any]:
     if family not in _HAS_PARTS:
         return {}
     sections = {"mrope_section": [2, 1, 1]}
-    if family == "qwen3_vl":
+    if family in ("qwen3_vl", "qwen3_5"):
         sections = {"mrope_section": [2, 1, 1], "mrope_interleaved": True}  # type: ignore[dict-item]
     return {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, **sections}}
 

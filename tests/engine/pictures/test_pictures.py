@@ -80,7 +80,7 @@ def test_what_is_seen_is_what_transformers_sees(family: str, budget: int, tmp_pa
     model = seeing_model(family, tmp_path)
     one, other = picture(family, 1), picture(family, 2, size=2)
     fields = {"step_token_budget": budget, "max_running_requests": min(budget, 8)}
-    core = load_core(config_of(tmp_path, 200, 0, **fields))
+    core = load_core(config_of(tmp_path, 200, 40, **fields))
     prompts = prompts_of(one, other)
     expected = {str(n): says(model, family, parts) for n, parts in enumerate(prompts)}
     for _ in range(2):  # with nothing in the cache, and with all of it
@@ -99,7 +99,7 @@ def test_however_often_a_tower_pauses_it_sees_the_same(
     model = seeing_model(family, tmp_path)
     shown = picture(family, 1, size=2)
     parts: list[Part] = [*words(1, 9), shown, *words(2, 7)]
-    core = load_core(config_of(tmp_path, 60, 0))
+    core = load_core(config_of(tmp_path, 60, 20))
     assert run(core, [request("r", parts)], [shown])["r"] == says(model, family, parts)
 
 
@@ -109,7 +109,7 @@ def test_its_log_probabilities_are_those_of_transformers(family: str, tmp_path: 
     one, other = picture(family, 3), picture(family, 4, size=2)
     parts = [*words(1, 9), one, *words(2, 3), other, *words(3, 4)]
     expected = logprobs(model, family, parts)
-    core, found = load_core(config_of(tmp_path, 60, 0)), list[float]()
+    core, found = load_core(config_of(tmp_path, 60, 20)), list[float]()
     core.submit(request("r", parts))
     known = {picture.name: picture for picture in (one, other)}
     while not core.is_idle:
@@ -125,7 +125,7 @@ def test_in_bfloat16_the_same_is_seen_but_for_rounding(tmp_path: Path) -> None:
     shown = picture("qwen3_vl", 1, size=2)
     parts: list[Part] = [*words(1, 9), shown, *words(2, 3)]
     expected = logprobs(model, "qwen3_vl", parts, 1)
-    core = load_core(config_of(tmp_path, 60, 0, dtype="bfloat16"))
+    core = load_core(config_of(tmp_path, 60, 20, dtype="bfloat16"))
     core.submit(request("r", parts, 1))
     found = []
     while not core.is_idle:
@@ -146,7 +146,7 @@ def test_every_mode_says_the_same(family: str, mode: str, tmp_path: Path) -> Non
     fields: dict[str, Any] = MODES[mode]
     if mode == "a draft model":
         fields = fields | {"draft_model_path": str(tmp_path)}
-    parts = load_parts(config_of(tmp_path, 200, 0, **fields))
+    parts = load_parts(config_of(tmp_path, 200, 40, **fields))
     runner, _ = make_runner(parts)
     core = EngineCore(parts.config, parts.info, runner, parts.costs, drafter=make_drafter(parts))
     one, other = picture(family, 1), picture(family, 2, size=2)
@@ -167,7 +167,7 @@ def test_a_stream_goes_on_where_another_engine_has_left_it(family: str, tmp_path
     expected = says(model, family, parts)
     for count in (1, 5):
         asked = structs.replace(request("r", parts), generated=[expected[:count]])
-        core = load_core(config_of(tmp_path, 60, 0))
+        core = load_core(config_of(tmp_path, 60, 20))
         assert run(core, [asked], [one])["r"] == expected[count:]
 
 
@@ -176,7 +176,7 @@ def test_forks_and_beams_see_the_same(family: str, tmp_path: Path) -> None:
     model = seeing_model(family, tmp_path)
     one, beam = picture(family, 1), BeamParams(num_beams=3, num_return=3)
     parts: list[Part] = [*words(1, 9), one, *words(2, 7)]
-    core = load_core(config_of(tmp_path, 200, 0))
+    core = load_core(config_of(tmp_path, 200, 40))
     twice = request("forks", parts, num_sequences=2)
     expected = says(model, family, parts)
     assert sorted(run(core, [twice], [one])["forks"]) == sorted(expected * 2)
@@ -209,7 +209,7 @@ def test_equal_tokens_of_other_pictures_are_never_found(tmp_path: Path) -> None:
     family = "llava"
     model = seeing_model(family, tmp_path)
     one, other = picture(family, 1), picture(family, 2)
-    core = load_core(config_of(tmp_path, 200, 0))
+    core = load_core(config_of(tmp_path, 200, 40))
     head, tail = words(1, 16), words(2, 7)
     cached = []
     for shown in (one, other, one, other):
@@ -230,7 +230,7 @@ def test_a_hit_ends_within_a_picture_that_others_have_no_more_of(tmp_path: Path)
     family = "llava"
     model = seeing_model(family, tmp_path)
     shown = picture(family, 1)
-    core = load_core(config_of(tmp_path, 200, 0))
+    core = load_core(config_of(tmp_path, 200, 40))
     parts: list[Part] = [*words(1, 4), shown, *words(2, 7)]
     short = structs.replace(request("short", parts), cache=request("", parts).cache)
     up_to = structs.replace(short.cache, up_to=16)
@@ -244,7 +244,7 @@ def test_a_tenants_picture_is_not_found_by_another(tmp_path: Path) -> None:
     family = "llava"
     seeing_model(family, tmp_path)
     shown = picture(family, 1)
-    core = load_core(config_of(tmp_path, 200, 0))
+    core = load_core(config_of(tmp_path, 200, 40))
     parts: list[Part] = [*words(1, 4), shown, *words(2, 7)]
     run(core, [request("a", parts)], [shown])
     key = b"b".ljust(32, b".")
@@ -263,7 +263,7 @@ def test_what_was_seen_stays_as_memory_allows(tmp_path: Path) -> None:
     family = "llava"
     model = seeing_model(family, tmp_path)
     shown = [picture(family, seed) for seed in range(6)]
-    core = load_core(config_of(tmp_path, 200, 0, picture_memory_bytes=5000, prefix_cache=False))
+    core = load_core(config_of(tmp_path, 200, 40, picture_memory_bytes=5000, prefix_cache=False))
     for _ in range(2):
         for one in shown:
             parts: list[Part] = [*words(1, 4), one, *words(2, 7)]
@@ -278,7 +278,7 @@ def test_what_does_not_come_or_cannot_be_seen_ends_alone(tmp_path: Path) -> None
     family = "llava"
     model = seeing_model(family, tmp_path)
     shown, broken = picture(family, 1), picture(family, 2)
-    core = load_core(config_of(tmp_path, 60, 0))
+    core = load_core(config_of(tmp_path, 60, 20))
     core.submit(request("gone", [*words(1, 4), broken]))
     (name,) = core.take_wanted()
     (end,) = core.lack(name, "it was deleted")
