@@ -1,4 +1,4 @@
-"""From a file's bytes to a picture of red, green and blue: upright, with nothing shining through."""
+"""From a file's bytes to a picture of red, green and blue: upright, and on white."""
 
 from __future__ import annotations
 

@@ -51,7 +51,10 @@ class Fetcher:
 
     async def fetch(self, url: str) -> bytes:
         """The bytes of the picture at `url`. Raises `BadPicture`."""
-        parts = urlsplit(url)
+        try:
+            parts = urlsplit(url)
+        except ValueError:
+            raise BadPicture("must be a data: URL, or an https: one") from None
         if parts.scheme != "https":
             raise BadPicture("must be a data: URL, or an https: one")
         if not self._hosts:
@@ -66,7 +69,7 @@ class Fetcher:
                 return await self._fetched(url)
         except TimeoutError:
             raise BadPicture("does not come in time") from None
-        except (httpcore.NetworkError, httpcore.ProtocolError, OSError):
+        except (httpcore.NetworkError, httpcore.ProtocolError, OSError, ValueError):
             raise BadPicture("cannot be fetched") from None
 
     async def _fetched(self, url: str) -> bytes:

@@ -87,7 +87,7 @@ def _kind_of(model_type: str) -> type[Any]:
     if home == "pixtral":  # it takes a function from there that is in the other one, too
         pillows = importlib.import_module(f"{package}.image_processing_pil_{home}")
         sys.modules.setdefault(f"{package}.image_processing_{home}", pillows)
-    module = importlib.import_module(f"{package}.processing_{home}")
+    module: Any = importlib.import_module(f"{package}.processing_{home}")
     kind: Any = getattr(module, name)
     if getattr(module, "num2words", "") is None:
         module.num2words = str  # it spells the lengths of videos

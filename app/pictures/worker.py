@@ -1,7 +1,7 @@
 """`python -m app.pictures.worker`: looks at pictures for the service, one after the other.
 
-A file that makes a decoder crash, take for ever or fill the memory, does so here, where nothing else
-is. Who asks kills it when it takes too long, and starts another one.
+A file that makes a decoder crash, take for ever or fill the memory, does so here, where nothing
+else is. Who asks kills it when it takes too long, and starts another one.
 """
 
 from __future__ import annotations

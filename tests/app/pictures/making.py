@@ -22,7 +22,7 @@ _PLACEHOLDERS = {
     **{"internvl": "<IMG_CONTEXT>", "mistral3": "[IMG]"},
 }
 _MARKS = {
-    **dict.fromkeys(("idefics3", "smolvlm"), ["<fake_token_around_image>", "<global-img>"]),
+    **{one: ["<fake_token_around_image>", "<global-img>"] for one in ("idefics3", "smolvlm")},
     "internvl": ["<img>", "</img>"],
     "mistral3": ["[IMG_BREAK]", "[IMG_END]"],
 }

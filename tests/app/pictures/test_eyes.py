@@ -81,6 +81,7 @@ async def test_a_process_that_is_killed_is_started_again(eyes: Eyes) -> None:
     assert await eyes.look("a", data) == before
 
 
+@pytest.mark.exhaustive
 async def test_who_takes_too_long_is_refused_and_the_next_is_not(folder: Path) -> None:
     eyes = Eyes(folder, most_pixels=100_000_000, seconds=60)
     await eyes.open()
@@ -92,6 +93,7 @@ async def test_who_takes_too_long_is_refused_and_the_next_is_not(folder: Path) -
     eyes.close()
 
 
+@pytest.mark.exhaustive
 async def test_a_folder_without_a_processor_is_told_of(tmp_path: Path) -> None:
     seeing_model("llava", tmp_path)
     eyes = Eyes(tmp_path, most_pixels=1_000_000, seconds=60)
