@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -75,8 +77,8 @@ async def test_low_detail_shrinks(eyes: Eyes) -> None:
 async def test_a_process_that_is_killed_is_started_again(eyes: Eyes) -> None:
     data = file_of(drawn())
     before = await eyes.look("a", data)
-    assert eyes._process is not None
-    eyes._process.kill()
+    assert eyes.pid is not None
+    os.kill(eyes.pid, signal.SIGKILL)
     await asyncio.sleep(0.1)
     assert await eyes.look("a", data) == before
 
