@@ -18,7 +18,7 @@ import msgspec
 from app.pictures.picture import BadPicture, Greeting, Seen, Wanted
 
 LENGTH_BYTES: Final = 8
-_NICENESS: Final = 5
+_NICENESS: Final = 10
 """Streams that run have the processors first."""
 _ROOM_BYTES: Final = 3 << 30
 """Of memory for a picture, beside what libraries take."""

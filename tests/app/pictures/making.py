@@ -1,14 +1,11 @@
-"""Folders of tiny models that see, with their processors, and pictures in files."""
+"""Folders of tiny models that see, with their processors."""
 
 from __future__ import annotations
 
-import io
 import json
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from PIL import Image
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
@@ -123,16 +120,3 @@ def save_processor(family: str, folder: Path) -> None:
     if options:
         said = {"processor_class": _CLASSES[family], **options}
         (folder / "processor_config.json").write_text(json.dumps(said))
-
-
-def drawn(seed: int = 0, width: int = 40, height: int = 30) -> Image.Image:
-    """A random one."""
-    values = np.random.default_rng(seed).integers(0, 256, (height, width, 3), np.uint8)
-    return Image.fromarray(values, "RGB")
-
-
-def file_of(image: Image.Image, kind: str = "PNG", **options: Any) -> bytes:
-    """Its bytes in a file."""
-    file = io.BytesIO()
-    image.save(file, kind, **options)
-    return file.getvalue()

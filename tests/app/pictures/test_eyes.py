@@ -15,7 +15,8 @@ from app.pictures.decoding import decode
 from app.pictures.eyes import Eyes
 from app.pictures.picture import BadPicture
 from app.pictures.processing import Processor, digest_of
-from tests.app.pictures.making import FAMILIES, drawn, file_of, save_processor
+from bench.pictures.hostile import drawn, file_of
+from tests.app.pictures.making import FAMILIES, save_processor
 from tests.engine.pictures.seeing_models import IMAGE, seeing_model
 
 

@@ -9,8 +9,8 @@ import pytest
 
 from app.pictures.eyes import Eyes
 from app.pictures.picture import BadPicture, Look
-from tests.app.pictures.hostile import hostile
-from tests.app.pictures.making import drawn, file_of, save_processor
+from bench.pictures.hostile import drawn, file_of, hostile
+from tests.app.pictures.making import save_processor
 from tests.engine.pictures.seeing_models import seeing_model
 
 _COUNT = 500

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import json
 import random
 import tempfile
 from collections.abc import AsyncIterator
@@ -24,7 +25,7 @@ from typing import Any, Final
 import msgspec
 import numpy as np
 import torch
-from transformers import AutoModelForImageTextToText, GenerationConfig
+from transformers import AutoModelForImageTextToText, AutoTokenizer, GenerationConfig
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from app.pictures.eyes import Eyes
@@ -32,12 +33,12 @@ from app.pictures.picture import BadPicture
 from bench.common import engines
 from bench.common.figures import percentile
 from bench.common.machine import rss_mib
+from bench.pictures.hostile import hostile
 from bench.registry import Result
 from engine.api import EngineRequest, PictureHeader, PictureInput, PictureUse
 from engine.assembly.process import ProcessEngine
 from engine.config import EngineConfig
-from tests.app.pictures.hostile import hostile
-from tests.app.pictures.making import save_processor
+from engine.model.weights import DEFAULT_MODEL, resolve_model
 
 PARTS: Final = ("questions", "streams", "hostile")
 FIGURES: Final = {
@@ -129,6 +130,19 @@ def _save_model(folder: Path) -> None:
     model: Any = AutoModelForImageTextToText.from_config(config, dtype=torch.bfloat16)
     model.generation_config = GenerationConfig(eos_token_id=2)
     model.save_pretrained(folder)
+
+
+def _save_processor(folder: Path) -> None:
+    """What a folder of it has beside weights; its tokens are the default model's, and marks."""
+    tokenizer = AutoTokenizer.from_pretrained(resolve_model(DEFAULT_MODEL))
+    rows = [f"<row_{row}_col_{column}>" for row in range(1, 7) for column in range(1, 7)]
+    marks = ["<image>", "<fake_token_around_image>", "<global-img>", *rows]
+    tokenizer.add_special_tokens({"additional_special_tokens": marks})
+    tokenizer.save_pretrained(folder)
+    config = {"image_processor_type": "SmolVLMImageProcessor"}
+    (folder / "preprocessor_config.json").write_text(json.dumps(config))
+    options = {"processor_class": "SmolVLMProcessor", "image_seq_len": _TILE_TOKENS}
+    (folder / "processor_config.json").write_text(json.dumps(options))
 
 
 class _Bed:
@@ -264,7 +278,7 @@ class _Bed:
 
     async def hostile(self, folder: Path) -> dict[str, float]:
         """A text decodes beside files that are looked at, one after the other."""
-        save_processor("smolvlm", folder)
+        _save_processor(folder)
         eyes = Eyes(folder, most_pixels=40_000_000, seconds=20)
         await eyes.open()
         assert eyes.pid is not None
