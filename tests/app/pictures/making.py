@@ -82,6 +82,21 @@ _CLASSES = {
 }
 
 
+_TEMPLATE = """\
+{%- for message in messages %}
+{{- 'w10 ' }}
+{%- if message.content is string %}{{ message.content }}
+{%- else %}
+{%- for part in message.content %}
+{%- if part.type == 'image' %}{{ 'PLACE' }}{% else %}{{ ' ' + part.text + ' ' }}{% endif %}
+{%- endfor %}
+{%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{ ' w11 ' }}{% endif %}
+"""
+"""Of words, each of which is a token."""
+
+
 def save_processor(family: str, folder: Path) -> None:
     """What a hub's folder has for it, beside a model that `seeing_model` has saved there."""
     words = list(_WORDS)
@@ -112,6 +127,7 @@ def save_processor(family: str, folder: Path) -> None:
         unk_token="w9",
         extra_special_tokens=special,
     )
+    tokenizer.chat_template = _TEMPLATE.replace("PLACE", words[IMAGE])
     tokenizer.save_pretrained(folder)
     kind, fields, options = _PROCESSORS[family]
     (folder / "preprocessor_config.json").write_text(
