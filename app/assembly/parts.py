@@ -26,6 +26,7 @@ from tenants.usage.prices import NO_PRICES, PriceList, prices_of, read_prices
 if TYPE_CHECKING:
     from app.admin.oidc import People
     from app.generation.tracing import Tracing
+    from app.pictures.eyes import Eyes
     from engine.client import EngineClient
 
 Progress = Callable[[str], None]
@@ -66,6 +67,8 @@ def service_bounds(settings: Settings) -> Bounds:
         max_body_bytes=settings.max_message_bytes,
         ignores_unknown_fields=settings.unknown_fields == "ignore",
         page_origins=origins(settings.allowed_origins or ""),
+        max_image_bytes=int(settings.max_image_bytes),
+        image_hosts=tuple(names(settings.image_hosts)),
     )
 
 
@@ -91,6 +94,19 @@ def new_engine(settings: Settings, folder: Path, draft_folder: Path | None) -> E
         settings.engine_loading_seconds,
         settings.token_cadence_ms / 1000,
     )
+
+
+def new_eyes(
+    settings: Settings, engine: EngineClient, folder: Path, stack: contextlib.AsyncExitStack
+) -> Eyes | None:
+    """What looks at pictures, until the stack ends; `None` where the model sees none."""
+    if engine.info.picture_token_id is None:
+        return None
+    from app.pictures.eyes import Eyes
+
+    eyes = Eyes(folder, settings.max_image_pixels, settings.image_seconds)
+    stack.callback(eyes.close)
+    return eyes
 
 
 def draft_folder(settings: Settings, progress: Progress) -> Path | None:

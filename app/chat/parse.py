@@ -14,6 +14,7 @@ from app.request.template_options import TemplateOptions
 from app.wire.chat import ChatBody, ChatMessage
 from app.wire.errors import invalid_request
 from app.wire.functions import FunctionCall, Message, Tools
+from app.wire.parts.pictures import with_content
 from app.wire.prompt_cache import marked_parts, with_breakpoints
 from app.wire.tools import asked_tools
 from engine.api import BeamParams
@@ -94,7 +95,9 @@ def message_item(message: ChatMessage, param: str) -> Message:
     if (message.tool_call_id is not None) != (role == "tool"):
         text = "A message of role 'tool', and no other, has a 'tool_call_id'."
         raise invalid_request(text, f"{param}.tool_call_id")
-    said: Message = {"role": "system" if role == "developer" else role, "content": message.text}
+    said: Message = {"role": "system" if role == "developer" else role, "content": ""}
+    takes_pictures = role in ("user", "tool")
+    said = with_content(said, message.content, f"{param}.content", taken=takes_pictures)
     if message.name is not None:
         said["name"] = message.name
     if message.tool_call_id is not None:

@@ -11,6 +11,7 @@ from array import array
 
 import msgspec
 
+from app.prompt.picture_style import Shown
 from app.prompt.reasoning_style import Aside
 from app.prompt.sealing import PromptOrigin
 from app.recent import Recent
@@ -37,7 +38,8 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True):
     conversation have begun, and at `asides` lies what was reasoned. `input` are the items of the
     request, as JSON. `tools` tells which functions the prompt describes. So many ids lie before
     each of the conversation's last `breakpoints`. What was said last may be unanswered, and the ids
-    end with it. Of `segments` and `context` see `Prompt`.
+    end with it. Of `segments`, `context` and `pictures` see
+    `Prompt`.
     """
 
     packed_ids: bytes
@@ -55,6 +57,7 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True):
     is_unanswered: bool = False
     segments: Segments | None = None
     context: bytes = b""
+    pictures: list[Shown] = []
 
     @property
     def calls(self) -> list[FunctionCall]:

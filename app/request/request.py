@@ -168,4 +168,6 @@ def item_characters(item: Item | ItemName) -> int:
         return 0
     if isinstance(item, Thought):
         return len(item.text) + len(item.sealed or "")
-    return len(item.sealed) if isinstance(item, SealedSummary) else num_characters(item)
+    if isinstance(item, SealedSummary):
+        return len(item.sealed)
+    return num_characters(item) + sum(len(one.url) for one in item.get("pictures", ()))

@@ -26,6 +26,7 @@ from app.wire.errors import invalid_request
 from app.wire.events import AppliedCacheOptions, ResponseResource
 from app.wire.functions import FunctionCall, Message
 from app.wire.items import CompactionItem, ItemReference, MessageItem, ReasoningItem, ResolvedItem
+from app.wire.parts.pictures import with_content
 from app.wire.prompt_cache import DEFAULT_TTL, CacheBreakpoint, marked_parts, with_breakpoints
 from app.wire.responses import LOGPROBS, CompactBody, CreateBody
 from app.wire.tools import (
@@ -53,8 +54,8 @@ def generation_request(body: CreateBody) -> GenerationRequest:
     return GenerationRequest(
         id=f"resp_{secrets.token_hex(16)}",
         items=[
-            ItemName(item.id) if isinstance(item, ItemReference) else _item(item)
-            for item in body.items
+            ItemName(item.id) if isinstance(item, ItemReference) else _item(item, f"input[{index}]")
+            for index, item in enumerate(body.items)
         ],
         names=_NAMES,
         sampling=body,
@@ -95,12 +96,14 @@ def wish_of(body: CreateBody | CompactBody) -> CacheWish:
     return cache_wish(body.prompt_cache_options, body.prompt_cache_retention, marks)
 
 
-def conversation(items: Sequence[ResolvedItem]) -> list[Item]:
-    """Items of the input as what was said."""
-    return [_item(item) for item in items]
+def conversation(
+    items: Sequence[ResolvedItem], field: str = "input", origin: str = ""
+) -> list[Item]:
+    """Items of a `field` as what was said; those that were kept, with their `origin`."""
+    return [_item(item, f"{field}[{index}]", origin) for index, item in enumerate(items)]
 
 
-def _item(item: ResolvedItem) -> Item:
+def _item(item: ResolvedItem, param: str, origin: str = "") -> Item:
     if isinstance(item, ReasoningItem):
         return Thought(item.text, item.encrypted_content)
     if isinstance(item, FunctionCallItem):
@@ -109,10 +112,22 @@ def _item(item: ResolvedItem) -> Item:
     if isinstance(item, CompactionItem):
         return SealedSummary(item.encrypted_content)
     if isinstance(item, FunctionCallOutputItem):
-        result: Message = {"role": "tool", "content": item.text, "call_id": item.call_id}
-        return with_breakpoints(result, item.output)
+        result: Message = {"role": "tool", "content": "", "call_id": item.call_id}
+        result = with_content(result, item.output, f"{param}.output")
+        return with_breakpoints(_kept_under(origin, result), item.output)
     role = "system" if item.role == "developer" else item.role
-    return with_breakpoints({"role": role, "content": item.text}, item.content)
+    said = with_content(
+        {"role": role, "content": ""}, item.content, f"{param}.content", taken=role == "user"
+    )
+    return with_breakpoints(_kept_under(origin, said), item.content)
+
+
+def _kept_under(origin: str, message: Message) -> Message:
+    """A message whose pictures are kept there, if it has any."""
+    if not origin or "pictures" not in message:
+        return message
+    kept = [replace(one, origin=origin) for one in message["pictures"]]
+    return {**message, "pictures": kept}
 
 
 def new_response(

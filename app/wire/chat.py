@@ -33,14 +33,15 @@ from app.wire.common import (
 from app.wire.errors import NOT_SUPPORTED
 from app.wire.events import EncodedLogprob, Sent
 from app.wire.formats import ResponseFormat, StructuredOutputs
-from app.wire.prompt_cache import CacheOptions, MarkedText, Retention
+from app.wire.parts.pictures import ChatImagePart, texts_of
+from app.wire.prompt_cache import CacheOptions, MarkedPart, Retention
 from app.wire.tools import MAX_FUNCTIONS, CallId, ChatToolChoice, ChatTools, FunctionName
 
 MAX_SEQUENCES = 16
 """Lines of one request, sampled or searched, at most."""
 
 
-class ChatTextPart(MarkedText):
+class ChatTextPart(MarkedPart):
     """A text part of a message."""
 
     type: Literal["text"]
@@ -49,8 +50,8 @@ class ChatTextPart(MarkedText):
 
 
 Part = Annotated[
-    Annotated[ChatTextPart, Tag("@text")],
-    by_type("only text is served, no images, files or audio: parts of type text"),
+    Annotated[ChatTextPart, Tag("@text")] | Annotated[ChatImagePart, Tag("@image_url")],
+    by_type("only text and images are served, no files or audio: parts of type text and image_url"),
 ]
 
 Content = TextOr[Annotated[list[Part], at_most(MAX_ITEMS)]]
@@ -110,10 +111,8 @@ class ChatMessage(Wire):
 
     @property
     def text(self) -> str:
-        """The content as one string."""
-        if self.content is None or isinstance(self.content, str):
-            return self.content or ""
-        return "".join(part.text for part in self.content)
+        """The texts of the content as one string."""
+        return texts_of(self.content)
 
 
 class ChatStreamOptions(Wire):

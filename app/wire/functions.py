@@ -5,13 +5,51 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
-from typing import Any, NotRequired, TypedDict
+from typing import Any, Final, Literal, NotRequired, TypedDict
 
 import msgspec
 
 from app.wire.errors import invalid_request
 
 _DIGEST_BYTES = 16
+PLACE: Final = "\ufdd1"
+"""What stands for a picture in a message's content: a noncharacter, which no text is meant to hold
+(Unicode, section 23.7), and which `plain` takes out of texts."""
+_REPLACEMENT: Final = "\ufffd"
+Detail = Literal["auto", "low", "high"]
+
+
+def plain(text: str) -> str:
+    """A text that stands for no picture, as long as it was."""
+    return text.replace(PLACE, _REPLACEMENT)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Picture:
+    """A picture as somebody has sent it: a `data:` URL, or one of the web.
+
+    `param` is the field that it came in. What was kept before is there under its `origin`, the id
+    of a response or of a conversation. Once it was looked at, it has the `file` that was found, the
+    `token_ids` in its place, and the `digest` of what the model is given of it.
+    """
+
+    url: str
+    detail: Detail = "auto"
+    param: str = ""
+    origin: str = ""
+    file: bytes = b""
+    token_ids: tuple[int, ...] = ()
+    digest: bytes = b""
+
+    @property
+    def source(self) -> bytes:
+        """What its URL is known by."""
+        return source_of(self.url)
+
+
+def source_of(url: str) -> bytes:
+    """What a picture's URL is known by."""
+    return blake2b(url.encode(errors="replace"), digest_size=_DIGEST_BYTES).digest()
 
 
 @dataclass(frozen=True)
@@ -107,7 +145,7 @@ class Message(TypedDict):
 
     An assistant's may have calls, and reasoning before; one of role "tool" is the result of the
     call `call_id`. Few templates write a speaker's `name`. So many characters of its content lie
-    before each of its `breakpoints`.
+    before each of its `breakpoints`. A `PLACE` in its content stands for each of its `pictures`.
     """
 
     role: str
@@ -117,6 +155,12 @@ class Message(TypedDict):
     calls: NotRequired[list[FunctionCall]]
     call_id: NotRequired[str]
     breakpoints: NotRequired[list[int]]
+    pictures: NotRequired[list[Picture]]
+
+
+def pictures_in(messages: Iterable[Message]) -> list[Picture]:
+    """The pictures of messages, in order."""
+    return [picture for one in messages for picture in one.get("pictures", ())]
 
 
 def check_results(

@@ -20,11 +20,12 @@ from app.wire.common import (
     by_type,
     type_tag,
 )
-from app.wire.prompt_cache import MarkedText
+from app.wire.parts.pictures import InputImage, texts_of
+from app.wire.prompt_cache import MarkedPart
 from app.wire.tools import FunctionCallItem, FunctionCallOutputItem
 
 
-class InputText(MarkedText):
+class InputText(MarkedPart):
     """A text part of a user, system or developer message."""
 
     type: Literal["input_text"]
@@ -43,9 +44,12 @@ class OutputText(Wire):
 
 
 Part = Annotated[
-    Annotated[InputText, Tag("@input_text")] | Annotated[OutputText, Tag("@output_text")],
+    Annotated[InputText, Tag("@input_text")]
+    | Annotated[OutputText, Tag("@output_text")]
+    | Annotated[InputImage, Tag("@input_image")],
     by_type(
-        "only text is served, no images, files or audio: parts of type input_text and output_text"
+        "only text and images are served, no files or audio: parts of type input_text, output_text "
+        "and input_image"
     ),
 ]
 
@@ -62,10 +66,8 @@ class MessageItem(Wire):
 
     @property
     def text(self) -> str:
-        """The content as one string."""
-        if isinstance(self.content, str):
-            return self.content
-        return "".join(part.text for part in self.content)
+        """The texts of the content as one string."""
+        return texts_of(self.content)
 
 
 class CompactionItem(Wire):

@@ -12,7 +12,8 @@ from app.wire.bounded_json import is_too_deep
 from app.wire.common import Declined, DeclinedFlag, TextOr, Wire, at_most, by_type, type_tag
 from app.wire.errors import NOT_SUPPORTED, invalid_request
 from app.wire.functions import Function, Tools
-from app.wire.prompt_cache import MarkedText
+from app.wire.parts.pictures import InputImage
+from app.wire.prompt_cache import MarkedPart
 
 MAX_FUNCTIONS = 128
 """Functions of one request, at most, as OpenAI has it."""
@@ -180,11 +181,17 @@ class FunctionCallItem(Wire):
     caller: Declined = None
 
 
-class ResultText(MarkedText):
+class ResultText(MarkedPart):
     """A text part of a result."""
 
     type: Literal["input_text"]
     text: str
+
+
+ResultPart = Annotated[
+    Annotated[ResultText, Tag("@input_text")] | Annotated[InputImage, Tag("@input_image")],
+    by_type("only text and images are served, no files: parts of type input_text and input_image"),
+]
 
 
 class FunctionCallOutputItem(Wire):
@@ -192,19 +199,12 @@ class FunctionCallOutputItem(Wire):
 
     type: Literal["function_call_output"]
     call_id: CallId
-    output: TextOr[Annotated[list[ResultText], _all]]
+    output: TextOr[Annotated[list[ResultPart], _all]]
     id: CallId | None = None
     status: Literal["in_progress", "completed", "incomplete"] | None = None
     name: str | None = None
     namespace: Declined = None
     caller: Declined = None
-
-    @property
-    def text(self) -> str:
-        """The result as one string."""
-        if isinstance(self.output, str):
-            return self.output
-        return "".join(part.text for part in self.output)
 
 
 def asked_tools(

@@ -93,7 +93,11 @@ async def test_length_is_reported(world: World) -> None:
         ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].tool_call_id"),
         ({"extra_body": {"colour": 1}}, "colour"),
         (
-            {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},
+            {
+                "messages": [
+                    {"role": "user", "content": [{"type": "input_audio", "input_audio": {}}]}
+                ]
+            },
             "messages[0].content[0]",
         ),
     ],
