@@ -12,8 +12,6 @@ from typing import TYPE_CHECKING, TypeVar
 
 from app.background.webhooks import Webhook, signing_keys
 from app.cluster.launch import new_cluster
-from app.pictures.eyes import Eyes
-from app.pictures.fetching import Fetcher
 from app.settings import Settings
 from app.settings.kinds import hosts, names, networks, origins
 from app.transport.bounds import Bounds, ConnectionBounds
@@ -68,7 +66,7 @@ def service_bounds(settings: Settings) -> Bounds:
         ignores_unknown_fields=settings.unknown_fields == "ignore",
         page_origins=origins(settings.allowed_origins or ""),
         max_image_bytes=int(settings.max_image_bytes),
-        image_hosts=tuple(names(settings.image_hosts)),
+        image_hosts=hosts(settings.image_hosts or ""),
     )
 
 
@@ -117,17 +115,6 @@ def draft_folder(settings: Settings, progress: Progress) -> Path | None:
         return resolve_model(settings.draft_model, settings.cache_dir, progress)
     except ModelUnavailable as error:
         raise ModelUnavailable(f"draft_model: {error}") from error
-
-
-def service_eyes(settings: Settings, folder: Path) -> Eyes:
-    """What looks at pictures for the model of that folder; it starts when it is first asked."""
-    return Eyes(folder, settings.max_image_pixels, settings.image_seconds)
-
-
-def service_fetcher(settings: Settings) -> Fetcher:
-    """What fetches pictures of the web."""
-    named = hosts(settings.image_hosts or "")
-    return Fetcher(named, int(settings.max_image_bytes), settings.image_seconds)
 
 
 def service_prices(settings: Settings, model_id: str) -> PriceList:
