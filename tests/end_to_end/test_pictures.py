@@ -63,7 +63,9 @@ class Seeing:
         return anthropic.Anthropic(base_url=self.service.url, api_key=key, max_retries=0)
 
 
-@pytest.fixture(scope="module", params=["smolvlm", "qwen3_vl"])
+@pytest.fixture(
+    scope="module", params=["smolvlm", pytest.param("qwen3_vl", marks=pytest.mark.exhaustive)]
+)
 def seeing(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Seeing]:
