@@ -97,13 +97,24 @@ def new_engine(settings: Settings, folder: Path, draft_folder: Path | None) -> E
 def new_eyes(
     settings: Settings, engine: EngineClient, folder: Path, stack: contextlib.AsyncExitStack
 ) -> Eyes | None:
-    """What looks at pictures, until the stack ends; `None` where the model sees none."""
+    """What looks at pictures, until the stack ends; `None` where the model sees none.
+
+    It is opened beside everything else: that takes seconds.
+    """
     if engine.info.picture_token_id is None:
         return None
     from app.pictures.eyes import Eyes
+    from app.pictures.picture import BadPicture
 
     eyes = Eyes(folder, settings.max_image_pixels, settings.image_seconds)
+
+    async def open_early() -> None:
+        with contextlib.suppress(BadPicture):  # it is logged, and every picture will tell
+            await eyes.open()
+
+    opening = asyncio.create_task(open_early())
     stack.callback(eyes.close)
+    stack.callback(opening.cancel)
     return eyes
 
 

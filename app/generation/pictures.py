@@ -48,7 +48,7 @@ class RunningPictures:
 
     @contextmanager
     def held(self, asked: Asked, on_socket: SocketHistory | None) -> Iterator[None]:
-        """Bring the pictures of a request while this is entered."""
+        """Bring the pictures of a request while this is entered; their files are let go then."""
         request, prompt = asked.request, asked.prompt
         names = [one.name for one in request.pictures]
         for name, shown in zip(names, prompt.pictures, strict=True):
@@ -64,6 +64,7 @@ class RunningPictures:
                 running.uses -= 1
                 if not running.uses:
                     del self._running[name]
+            prompt.files.clear()
 
     async def bring(self, name: bytes) -> AsyncIterator[bytes]:
         """See `engine.client.Source`."""

@@ -78,8 +78,6 @@ class Sight:
         is refused, and as `check` does.
         """
         pictures = pictures_in(messages)
-        if not pictures:
-            return list(messages)
         self.check(tenant, pictures, num_before)
         left, looked = self._max_bytes, list[Picture]()
         for picture in pictures:

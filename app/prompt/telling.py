@@ -73,7 +73,9 @@ class Telling:
             messages.append({"role": "system", "content": text})
         if not messages and not unsaid:
             raise invalid_request("Nothing is said that could be answered.", names.items)
-        return await self._sight.looked_at(principal.tenant, messages, num_pictures), recalled
+        if any("pictures" in one for one in messages):
+            messages = await self._sight.looked_at(principal.tenant, messages, num_pictures)
+        return messages, recalled
 
     async def _unsealed(
         self, principal: Principal, item: SealedSummary, param: str

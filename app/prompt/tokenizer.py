@@ -14,9 +14,15 @@ _PLAIN_CLASSES = ("TokenizersBackend", "PreTrainedTokenizerFast")
 
 
 def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
-    """The tokenizer of a Hugging Face folder. Raises `ModelUnavailable`."""
+    """The tokenizer of a Hugging Face folder, with the chat template of its processor, where that
+    has one of its own, which knows pictures. Raises `ModelUnavailable`.
+    """
     try:
-        return _load(folder)
+        tokenizer = _load(folder)
+        own = folder / "chat_template.json"
+        if own.is_file():
+            tokenizer.chat_template = json.loads(own.read_text())["chat_template"]
+        return tokenizer
     except Exception as error:  # the library behind it raises nothing more special
         raise ModelUnavailable(
             f"{folder} has no tokenizer that can be read: {in_a_line(error)}; fetch its files "

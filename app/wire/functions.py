@@ -15,13 +15,13 @@ _DIGEST_BYTES = 16
 PLACE: Final = "\ufdd1"
 """What stands for a picture in a message's content: a noncharacter, which no text is meant to hold
 (Unicode, section 23.7), and which `plain` takes out of texts."""
-_REPLACEMENT: Final = "\ufffd"
+REPLACEMENT: Final = "\ufffd"
 Detail = Literal["auto", "low", "high"]
 
 
 def plain(text: str) -> str:
     """A text that stands for no picture, as long as it was."""
-    return text.replace(PLACE, _REPLACEMENT)
+    return text.replace(PLACE, REPLACEMENT)
 
 
 @dataclass(frozen=True, kw_only=True)

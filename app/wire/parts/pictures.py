@@ -9,7 +9,7 @@ from pydantic import Field, Tag
 
 from app.wire.common import CacheControl, Declined, Wire, by_type
 from app.wire.errors import invalid_request
-from app.wire.functions import PLACE, Detail, Message, Picture, plain
+from app.wire.functions import PLACE, REPLACEMENT, Detail, Message, Picture, plain
 from app.wire.prompt_cache import MarkedPart
 
 
@@ -98,7 +98,7 @@ def with_content(
     Raises `ApiError` naming one where none are `taken`.
     """
     if content is None or isinstance(content, str):
-        return {**message, "content": plain(content or "")}
+        return {**message, "content": (content or "").replace(PLACE, REPLACEMENT)}
     said, pictures = list[str](), list[Picture]()
     for index, part in enumerate(content):
         if hasattr(part, "picture"):

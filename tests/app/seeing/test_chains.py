@@ -9,7 +9,11 @@ import openai
 import pytest
 from websockets.asyncio.client import connect
 
+from tenants.storage.embedded import EmbeddedStore
+from tests.app.background.restarts import another, http_of, suspended
 from tests.app.conftest import MODEL, World, eventually
+from tests.app.responses.test_resume import rest_by_sse
+from tests.app.scripted_engine import ScriptedEngine
 from tests.app.seeing.conftest import (
     CAT,
     HELLO,
@@ -178,3 +182,18 @@ async def test_a_background_response_and_one_that_is_left_take_pictures_too(worl
     assert (shown(world), brought(world)) == ([THREE], [HELLO])
     retrieved = await world.client().responses.retrieve(response.id)
     assert retrieved.status in ("in_progress", "completed")
+
+
+async def test_an_answer_about_a_picture_goes_on_after_a_restart(
+    world: World, store_server: EmbeddedStore, engine: ScriptedEngine
+) -> None:
+    world.engine.answer = "a b c d e f g h"
+    made = await world.client().conversations.create(items=[user(input_image(CAT))])
+    asking = {"input": [user(input_image(HELLO))], "conversation": made.id}
+    before = await suspended(world, 5, **asking)
+    next_engine = ScriptedEngine(engine.tokenizer)
+    next_engine.picture_token_id = engine.picture_token_id
+    async with another(world, store_server, next_engine) as after, http_of(after) as http:
+        rest = await rest_by_sse(http, before[-1]["response"]["id"])
+        assert rest[-1]["type"] == "response.completed"
+        assert (shown(after), brought(after)) == ([FIVE, THREE], [CAT, HELLO])
