@@ -11,6 +11,7 @@ from pydantic import Field, Tag
 from app.wire.common import (
     MAX_ITEMS,
     CacheControl,
+    Declined,
     DeclinedList,
     Identifier,
     Metadata,
@@ -21,7 +22,7 @@ from app.wire.common import (
     type_tag,
 )
 from app.wire.prompt_cache import MarkedText
-from app.wire.tools import FunctionCallItem, FunctionCallOutputItem
+from app.wire.tools import MAX_FUNCTIONS, CallId, FunctionName
 
 
 class InputText(MarkedText):
@@ -99,6 +100,70 @@ class ReasoningItem(Wire):
         return "".join(part.text for part in self.content or ())
 
 
+class FunctionCallItem(Wire):
+    """A call that the model has made; an output item of an earlier response fits unchanged."""
+
+    type: Literal["function_call"]
+    call_id: CallId
+    name: FunctionName
+    arguments: str
+    id: CallId | None = None
+    status: Literal["in_progress", "completed", "incomplete"] | None = None
+    namespace: Declined = None
+    caller: Declined = None
+
+
+class CustomToolCallItem(Wire):
+    """A call of a custom tool; an output item of an earlier response fits unchanged."""
+
+    type: Literal["custom_tool_call"]
+    call_id: CallId
+    name: FunctionName
+    input: str
+    id: CallId | None = None
+    status: Literal["in_progress", "completed", "incomplete"] | None = None
+    namespace: Declined = None
+    caller: Declined = None
+
+
+class ResultText(MarkedText):
+    """A text part of a result."""
+
+    type: Literal["input_text"]
+    text: str
+
+
+class ResultItem(Wire):
+    """The result of a call."""
+
+    call_id: CallId
+    output: TextOr[Annotated[list[ResultText], at_most(MAX_FUNCTIONS)]]
+    id: CallId | None = None
+    status: Literal["in_progress", "completed", "incomplete"] | None = None
+    name: str | None = None
+    namespace: Declined = None
+    caller: Declined = None
+
+    @property
+    def text(self) -> str:
+        """The result as one string."""
+        if isinstance(self.output, str):
+            return self.output
+        return "".join(part.text for part in self.output)
+
+
+class FunctionCallOutputItem(ResultItem):
+    """The result of a function's call."""
+
+    type: Literal["function_call_output"]
+
+
+class CustomToolCallOutputItem(ResultItem):
+    """The result of a custom tool's call."""
+
+    type: Literal["custom_tool_call_output"]
+
+
 class ItemReference(Wire):
     """An item of an earlier response, its input or its output, by id."""
 
@@ -113,8 +178,8 @@ def _item_tag(value: Any) -> str:
 
 
 _item = by_type(
-    "only items of type message, function_call, function_call_output, reasoning, compaction and "
-    "item_reference are served",
+    "only items of type message, function_call, function_call_output, custom_tool_call, "
+    "custom_tool_call_output, reasoning, compaction and item_reference are served",
     tag=_item_tag,
 )
 _Resolved = (
@@ -123,6 +188,8 @@ _Resolved = (
     | Annotated[ReasoningItem, Tag("@reasoning")]
     | Annotated[FunctionCallItem, Tag("@function_call")]
     | Annotated[FunctionCallOutputItem, Tag("@function_call_output")]
+    | Annotated[CustomToolCallItem, Tag("@custom_tool_call")]
+    | Annotated[CustomToolCallOutputItem, Tag("@custom_tool_call_output")]
 )
 ResolvedItem = Annotated[_Resolved, _item]
 InputItem = Annotated[_Resolved | Annotated[ItemReference, Tag("@item_reference")], _item]
