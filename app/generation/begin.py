@@ -29,7 +29,7 @@ from app.prompt.conversation import Prompt, PromptBuilder
 from app.prompt.history import History, SocketHistory
 from app.prompt.sight import Sight
 from app.prompt.telling import said_in
-from app.request.constraint import GrammarCheck, check_held
+from app.request.constraint import Constraint, GrammarCheck, check_held
 from app.request.request import Earlier, GenerationRequest, retold
 from app.request.segments import Segment, segments_of
 from app.shares import SharedRoom
@@ -279,6 +279,7 @@ class Generations:
     ) -> EngineRequest:
         """What the engine is asked, with the grammar that the answer is held to."""
         tenant, key = asked.tenant, asked.namespaces.private_key
+        request = await self._with_checked_tools(request, tenant, key)
         beside = None
         if request.constraint is not None:
             constraint = request.constraint.of_model(self.template.tokens_in)
@@ -295,6 +296,21 @@ class Generations:
         held = structs.replace(asked, grammar=grammar)
         check_request(held, info)
         return held
+
+    async def _with_checked_tools(
+        self, request: GenerationRequest, tenant: str, key: bytes
+    ) -> GenerationRequest:
+        """A request whose tools' grammars, of those that may be called, the engine can read."""
+        tools = request.tools
+        if not tools.raws:
+            return request
+        functions = list(tools.functions)
+        for at, one in enumerate(functions):
+            if one.grammar is not None and one.name in tools.raws:
+                constraint = Constraint(one.grammar, request.names.definition.format(at))
+                grammar = await self.grammars.check(tenant, key, constraint)
+                functions[at] = replace(one, grammar=grammar)
+        return replace(request, tools=replace(tools, functions=functions))
 
     def _generation(
         self,

@@ -65,7 +65,7 @@ def generation_request(body: CountBody) -> GenerationRequest:
     return GenerationRequest(
         id=f"msg_{secrets.token_hex(12)}",
         items=list(_Said(body).items()),
-        names=FieldNames("messages", "max_tokens", "tools[{}].input_schema", "signature"),
+        names=FieldNames("messages", "max_tokens", "tools[{}].input_schema", sealed="signature"),
         sampling=sampling,
         model=body.model,
         max_tokens=max_tokens,

@@ -63,11 +63,7 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True):
     def calls(self) -> list[FunctionCall]:
         """The calls of the response."""
         shown = msgspec.json.decode(self.response, type=_Shown)
-        return [
-            FunctionCall(item.call_id, item.name, item.arguments)
-            for item in shown.output
-            if item.type == "function_call"
-        ]
+        return [call for item in shown.output if (call := item.call) is not None]
 
     @property
     def ids(self) -> list[int]:
@@ -82,6 +78,15 @@ class _ShownItem(msgspec.Struct):
     call_id: str = ""
     name: str = ""
     arguments: str = ""
+    input: str = ""
+
+    @property
+    def call(self) -> FunctionCall | None:
+        """The call, if it is one."""
+        if self.type == "custom_tool_call":
+            return FunctionCall.of_text(self.call_id, self.name, self.input)
+        is_call = self.type == "function_call"
+        return FunctionCall(self.call_id, self.name, self.arguments) if is_call else None
 
 
 class _Shown(msgspec.Struct):

@@ -59,7 +59,9 @@ class ToolStyle:
         """What reads one answer; `None` for an answer that is all text."""
         if self.form is None or not tools.names:
             return None
-        return ToolParser(self.form, tools.schemas, tools.parallel, tools.required)
+        return ToolParser(
+            self.form, tools.schemas, tools.parallel, tools.required, tools.texts, tools.raws
+        )
 
     @property
     def markers(self) -> Sequence[str]:

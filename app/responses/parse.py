@@ -25,14 +25,22 @@ from app.request.template_options import TemplateOptions
 from app.wire.errors import invalid_request
 from app.wire.events import AppliedCacheOptions, ResponseResource
 from app.wire.functions import FunctionCall, Message
-from app.wire.items import CompactionItem, ItemReference, MessageItem, ReasoningItem, ResolvedItem
+from app.wire.items import (
+    CompactionItem,
+    CustomToolCallItem,
+    FunctionCallItem,
+    ItemReference,
+    MessageItem,
+    ReasoningItem,
+    ResolvedItem,
+    ResultItem,
+)
 from app.wire.parts.pictures import with_content
 from app.wire.prompt_cache import DEFAULT_TTL, CacheBreakpoint, marked_parts, with_breakpoints
 from app.wire.responses import LOGPROBS, CompactBody, CreateBody
 from app.wire.tools import (
-    FunctionCallItem,
-    FunctionCallOutputItem,
     FunctionTool,
+    TextTool,
     ToolChoice,
     asked_tools,
 )
@@ -91,7 +99,7 @@ def wish_of(body: CreateBody | CompactBody) -> CacheWish:
     for item in body.items:
         if isinstance(item, MessageItem):
             marks += marked_parts(item.content)
-        elif isinstance(item, FunctionCallOutputItem):
+        elif isinstance(item, ResultItem):
             marks += marked_parts(item.output)
     return cache_wish(body.prompt_cache_options, body.prompt_cache_retention, marks)
 
@@ -109,9 +117,12 @@ def _item(item: ResolvedItem, param: str, origin: str = "") -> Item:
     if isinstance(item, FunctionCallItem):
         call = FunctionCall(item.call_id, item.name, item.arguments)
         return {"role": "assistant", "content": "", "calls": [call]}
+    if isinstance(item, CustomToolCallItem):
+        call = FunctionCall.of_text(item.call_id, item.name, item.input)
+        return {"role": "assistant", "content": "", "calls": [call]}
     if isinstance(item, CompactionItem):
         return SealedSummary(item.encrypted_content)
-    if isinstance(item, FunctionCallOutputItem):
+    if isinstance(item, ResultItem):
         result: Message = {"role": "tool", "content": "", "call_id": item.call_id}
         result = with_content(result, item.output, f"{param}.output")
         return with_breakpoints(_kept_under(origin, result), item.output)
@@ -183,14 +194,17 @@ def _applied(body: CreateBody, tenant: Tenant) -> AppliedCacheOptions | UnsetTyp
     )
 
 
-def _tool(tool: FunctionTool) -> dict[str, Any]:
-    """A function as the response shows it, with the fields that a client may look for."""
+def _tool(tool: FunctionTool | TextTool) -> dict[str, Any]:
+    """A tool as the response shows it, with the fields that a client may look for."""
     # Not dumped: that goes through all of a schema, which is JSON as it stands.
     # Declared fields only: what an unknown one is named may be a method here.
     fields = tool.model_fields_set & type(tool).model_fields.keys()
     given = {name: getattr(tool, name) for name in fields}
     if "is_async" in given:
         given["async"] = given.pop("is_async")
+    if isinstance(tool, TextTool):
+        shown = {"type": "text"} if tool.format is None else tool.format.model_dump()
+        return {"description": None} | given | {"format": shown}
     return {"type": "function", "description": None, "parameters": None, "strict": None} | given
 
 

@@ -33,6 +33,7 @@ from app.wire.common import (
 from app.wire.errors import NOT_SUPPORTED
 from app.wire.events import EncodedLogprob, Sent
 from app.wire.formats import ResponseFormat, StructuredOutputs
+from app.wire.functions import FunctionCall
 from app.wire.parts.pictures import ChatImagePart, texts_of
 from app.wire.prompt_cache import CacheOptions, MarkedPart, Retention
 from app.wire.tools import MAX_FUNCTIONS, CallId, ChatToolChoice, ChatTools, FunctionName
@@ -64,13 +65,45 @@ class CalledFunction(Wire):
     arguments: str
 
 
+class CalledText(Wire):
+    """A custom tool and the text that it is called with."""
+
+    name: FunctionName
+    input: str
+
+
 class ToolCall(Wire):
-    """A call that the model has made."""
+    """A call of a function that the model has made."""
 
     id: CallId
     type: Literal["function"]
     function: CalledFunction
     index: int | None = None
+
+    @property
+    def call(self) -> FunctionCall:
+        """It in words of no API."""
+        return FunctionCall(self.id, self.function.name, self.function.arguments)
+
+
+class CustomCall(Wire):
+    """A call of a custom tool that the model has made."""
+
+    id: CallId
+    type: Literal["custom"]
+    custom: CalledText
+    index: int | None = None
+
+    @property
+    def call(self) -> FunctionCall:
+        """It in words of no API."""
+        return FunctionCall.of_text(self.id, self.custom.name, self.custom.input)
+
+
+AnyCall = Annotated[
+    Annotated[ToolCall, Tag("@function")] | Annotated[CustomCall, Tag("@custom")],
+    by_type("only calls of type function and custom are served"),
+]
 
 
 def _nothing_said(value: object) -> object:
@@ -93,7 +126,7 @@ class ChatMessage(Wire):
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Content | None = None
-    tool_calls: Annotated[list[ToolCall], at_most(MAX_FUNCTIONS)] | None = None
+    tool_calls: Annotated[list[AnyCall], at_most(MAX_FUNCTIONS)] | None = None
     tool_call_id: CallId | None = None
     name: Identifier | None = None
     reasoning_content: str | None = None
@@ -233,12 +266,25 @@ class SentFunction(Sent, kw_only=True):
     arguments: str
 
 
-class SentCall(Sent, kw_only=True):
+class SentCall(Sent, kw_only=True, tag_field="type", tag="function"):
     """A call."""
 
     id: str
-    type: Literal["function"] = "function"
     function: SentFunction
+
+
+class SentTool(Sent, kw_only=True):
+    """A custom tool that is called."""
+
+    name: str
+    input: str
+
+
+class SentCustomCall(Sent, kw_only=True, tag_field="type", tag="custom"):
+    """A call of a custom tool."""
+
+    id: str
+    custom: SentTool
 
 
 class AnswerMessage(Sent, kw_only=True):
@@ -248,7 +294,7 @@ class AnswerMessage(Sent, kw_only=True):
     content: str | None
     reasoning_content: str | UnsetType = UNSET
     refusal: None = None
-    tool_calls: list[SentCall] | UnsetType = UNSET
+    tool_calls: list[SentCall | SentCustomCall] | UnsetType = UNSET
 
 
 class Choice(Sent, kw_only=True):

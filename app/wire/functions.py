@@ -10,8 +10,25 @@ from typing import Any, Final, Literal, NotRequired, TypedDict
 import msgspec
 
 from app.wire.errors import invalid_request
+from engine.api import Grammar
 
 _DIGEST_BYTES = 16
+_INPUT = "input"
+TEXT_PARAMETERS: dict[str, Any] = {
+    "type": "object",
+    "properties": {_INPUT: {"type": "string"}},
+    "required": [_INPUT],
+    "additionalProperties": False,
+}
+"""What a model that calls functions is told of one that takes a text."""
+_ENDS = (
+    "A call of it ends the answer: behind the name the text is written as it is, without quotes or "
+    "escapes."
+)
+_WORDS = {
+    "lark": "What it takes is a text that this grammar, in Lark, derives.",
+    "regex": "What it takes is a text that this regular expression matches as a whole.",
+}
 PLACE: Final = "\ufdd1"
 """What stands for a picture in a message's content: a noncharacter, which no text is meant to hold
 (Unicode, section 23.7), and which `plain` takes out of texts."""
@@ -57,7 +74,8 @@ class Function:
     """A function that a client describes; `parameters` is the JSON schema of its arguments.
 
     With `strict` calls are held to it. `size` and `digest` are those of its description, see
-    `measured`.
+    `measured`. One that `takes_text` is a custom tool: a model is told of a function whose only
+    argument is a text, which may have a `grammar`.
     """
 
     name: str
@@ -66,6 +84,8 @@ class Function:
     size: int = 0
     digest: bytes = b""
     strict: bool = False
+    takes_text: bool = False
+    grammar: Grammar | None = None
 
     @property
     def measured(self) -> Function:
@@ -77,7 +97,11 @@ class Function:
     @property
     def described(self) -> dict[str, Any]:
         """It as chat templates take it."""
-        function: dict[str, Any] = {"name": self.name, "description": self.description or ""}
+        description = self.description or ""
+        if self.grammar is not None:
+            words = f"{_WORDS[self.grammar.kind]} {_ENDS}\n{self.grammar.source}"
+            description = f"{description}\n\n{words}" if description else words
+        function: dict[str, Any] = {"name": self.name, "description": description}
         function["parameters"] = self.parameters or {"type": "object", "properties": {}}
         return {"type": "function", "function": function}
 
@@ -89,6 +113,11 @@ class FunctionCall:
     id: str
     name: str
     arguments: str
+
+    @classmethod
+    def of_text(cls, call_id: str, name: str, text: str) -> FunctionCall:
+        """A call of what takes a text."""
+        return cls(call_id, name, msgspec.json.encode({_INPUT: text}).decode())
 
 
 @dataclass(frozen=True)
@@ -113,6 +142,17 @@ class Tools:
             if one.strict and one.name in self.names:
                 return f"tools[{index}]"
         return None
+
+    @property
+    def texts(self) -> Collection[str]:
+        """The names of those that may be called and take a text."""
+        return {one.name for one in self.functions if one.takes_text and one.name in self.names}
+
+    @property
+    def raws(self) -> Collection[str]:
+        """The same of those whose text has a grammar: it is written as it is, see `Shape`."""
+        texts = self.texts
+        return {one.name for one in self.functions if one.grammar and one.name in texts}
 
     @property
     def told(self) -> Sequence[Function]:

@@ -82,7 +82,7 @@ async def test_length_is_reported(world: World) -> None:
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
-        ({"tools": [{"type": "custom", "custom": {"name": "f"}}]}, "tools[0]"),
+        ({"tools": [{"type": "mcp", "server_label": "x"}]}, "tools[0]"),
         ({"response_format": {"type": "xml"}}, "response_format"),
         ({"top_logprobs": 2}, "top_logprobs"),
         ({"top_logprobs": 21, "logprobs": True}, "top_logprobs"),

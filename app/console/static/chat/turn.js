@@ -1,5 +1,6 @@
 // A turn as an element: what was asked, what was answered, and what can be done about it.
 
+import { isCall } from "./conversation.js";
 import { button, make } from "../dom.js";
 import { rendered } from "./markdown.js";
 
@@ -62,7 +63,7 @@ function answerOf(answer) {
   element.setAttribute("aria-busy", String(answer.isRunning));
   for (const item of answer.items) {
     if (item?.type === "message") element.append(messageOf(item.text, answer));
-    else if (item?.type === "function_call") element.append(callOf(item));
+    else if (isCall(item)) element.append(callOf(item));
     else if (item?.type === "reasoning") element.append(reasoningOf(item));
   }
   if (answer.isRunning && answer.firstAt === null) element.append(make("p", "figures", "…"));
@@ -83,7 +84,8 @@ function messageOf(text, answer) {
 function callOf(item) {
   const call = make("div", "call");
   const state = item.status === "completed" ? "" : " (being written)";
-  call.append(make("p", "", `Calls ${item.name}${state}`), block(prettily(item.arguments) ?? item.arguments));
+  const text = item.input ?? prettily(item.arguments) ?? item.arguments;
+  call.append(make("p", "", `Calls ${item.name}${state}`), block(text));
   return call;
 }
 
@@ -93,7 +95,7 @@ function reasoningOf(item) {
   return details;
 }
 
-// A form for what the functions that were called have given.
+// A form for what the tools that were called have given.
 function resultsOf(turn, ask) {
   const form = make("form", "results");
   const fields = turn.answer.calls.map((call) => {
@@ -108,7 +110,7 @@ function resultsOf(turn, ask) {
   form.addEventListener("submit", (event) => {
     event.preventDefault();
     const input = fields.map(([call, { value }]) => (
-      { type: "function_call_output", call_id: call.call_id, output: value }));
+      { type: `${call.type}_output`, call_id: call.call_id, output: value }));
     ask(turn, input, fields.map(([call, { value }]) => `${call.name}: ${value}`).join("\n"));
   });
   return form;
