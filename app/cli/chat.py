@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import base64
 import json
+import mimetypes
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from types import FrameType
 from typing import Annotated, Any
 from urllib.parse import urlsplit, urlunsplit
@@ -49,16 +52,23 @@ def socket_url(url: str) -> str:
 class Chat:
     """One conversation over one socket, which is opened again when it was lost between turns.
 
-    `first` are fields of the request that begins it, `every` those of each one.
+    `first` are fields of the request that begins it, `every` those of each one. The pictures of
+    `images`, as URLs, go with the first question.
     """
 
     def __init__(
-        self, url: str, api_key: str, first: Mapping[str, Any], every: Mapping[str, Any]
+        self,
+        url: str,
+        api_key: str,
+        first: Mapping[str, Any],
+        every: Mapping[str, Any],
+        images: Sequence[str] = (),
     ) -> None:
         self._url = socket_url(url)
         self._api_key = api_key
         self._first = first
         self._every = every
+        self._images = images
         self._socket: ClientConnection | None = None
         self._previous: str | None = None
 
@@ -103,7 +113,12 @@ class Chat:
         Raises `ChatError` if the service refuses the question or the connection is lost.
         """
         begins = {"previous_response_id": self._previous} if self._previous else self._first
-        self._send({"type": "response.create", "input": question, **begins, **self._every})
+        asked: object = question
+        if self._images and not self._previous:
+            shown = [{"type": "input_image", "image_url": url} for url in self._images]
+            content = [*shown, {"type": "input_text", "text": question}]
+            asked = [{"role": "user", "content": content}]
+        self._send({"type": "response.create", "input": asked, **begins, **self._every})
         return self._receive(on_text, stop)
 
     def _send(self, message: dict[str, Any]) -> None:
@@ -228,14 +243,20 @@ class Interrupts:
             signal.signal(signal.SIGINT, before)
 
 
-def run_chat(url: str, api_key: str, first: Mapping[str, Any], every: Mapping[str, Any]) -> int:
-    """Chat until the input ends; returns the exit status. Of `first` and `every` see `Chat`.
+def run_chat(
+    url: str,
+    api_key: str,
+    first: Mapping[str, Any],
+    every: Mapping[str, Any],
+    images: Sequence[str] = (),
+) -> int:
+    """Chat until the input ends; returns the exit status. Of the rest see `Chat`.
 
     Raises `ChatError` when there is no service to talk to. On a terminal later errors are shown
     and the conversation goes on; with piped input (one question a line) they end it with status 1.
     """
     terminal = sys.stdin.isatty()
-    chat = Chat(url, api_key, first, every)
+    chat = Chat(url, api_key, first, every, images)
     chat.open()
     if terminal:
         import readline  # noqa: F401 - gives input() line editing and history
@@ -321,6 +342,10 @@ def chat(
     user: Annotated[
         str | None, typer.Option(help="End user, whose conversations share blocks only here.")
     ] = None,
+    image: Annotated[
+        list[Path] | None,
+        typer.Option(help="Picture to show with the first question; may be given several times."),
+    ] = None,
     max_output_tokens: Annotated[
         int | None, typer.Option(min=1, help="Longest answer, in tokens.")
     ] = None,
@@ -339,7 +364,20 @@ def chat(
         "temperature": temperature,
     }
     first = {"instructions": system, "prompt": named}
-    raise typer.Exit(run_chat(url, api_key, _given(first), _given(every)))
+    images = [_data_url(file) for file in image or ()]
+    raise typer.Exit(run_chat(url, api_key, _given(first), _given(every), images))
+
+
+def _data_url(file: Path) -> str:
+    """A picture as a URL that holds it. Raises `ChatError`."""
+    kind, _ = mimetypes.guess_type(file.name, strict=False)
+    if kind is None or not kind.startswith("image/"):
+        raise ChatError(f"{file} has no name of a picture's, such as one that ends with .png")
+    try:
+        data = file.read_bytes()
+    except OSError as error:
+        raise ChatError(f"{file} cannot be read: {error.strerror}") from None
+    return f"data:{kind};base64,{base64.b64encode(data).decode()}"
 
 
 def _given(fields: Mapping[str, Any]) -> dict[str, Any]:
