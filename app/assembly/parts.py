@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, TypeVar
 from app.background.webhooks import Webhook, signing_keys
 from app.cluster.launch import new_cluster
 from app.settings import Settings
-from app.settings.kinds import names, networks, origins
+from app.settings.kinds import hosts, names, networks, origins
 from app.transport.bounds import Bounds, ConnectionBounds
 from engine.assembly.process import ProcessEngine
 from engine.config import EngineConfig
@@ -66,7 +66,7 @@ def service_bounds(settings: Settings) -> Bounds:
         ignores_unknown_fields=settings.unknown_fields == "ignore",
         page_origins=origins(settings.allowed_origins or ""),
         max_image_bytes=int(settings.max_image_bytes),
-        image_hosts=tuple(names(settings.image_hosts)),
+        image_hosts=hosts(settings.image_hosts or ""),
     )
 
 

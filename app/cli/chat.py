@@ -22,6 +22,7 @@ from websockets.sync.client import ClientConnection, connect
 from app.cli.options import CommandError
 
 HELP = """\
+/image FILE   show a picture with the next question
 /reset   start a new conversation
 /help    show this
 /exit    leave (so does Ctrl-D)
@@ -49,28 +50,40 @@ def socket_url(url: str) -> str:
     return urlunsplit((schemes[parts.scheme], parts.netloc, f"{path}/v1/responses", "", ""))
 
 
+def data_url(file: Path) -> str:
+    """A picture's file as the URL that a request has it in. Raises `ChatError`."""
+    kind, _ = mimetypes.guess_type(file.name, strict=False)
+    if kind is None or not kind.startswith("image/"):
+        raise ChatError(f"{file} is named like no picture, such as photo.jpg")
+    try:
+        data = file.expanduser().read_bytes()
+    except OSError as error:
+        raise ChatError(f"{file} cannot be read: {error.strerror}") from None
+    return f"data:{kind};base64,{base64.b64encode(data).decode()}"
+
+
+def _with_pictures(question: str, pictures: Sequence[str]) -> list[dict[str, Any]]:
+    shown = [{"type": "input_image", "image_url": url} for url in pictures]
+    return [{"role": "user", "content": [*shown, {"type": "input_text", "text": question}]}]
+
+
 class Chat:
     """One conversation over one socket, which is opened again when it was lost between turns.
 
-    `first` are fields of the request that begins it, `every` those of each one. The pictures of
-    `images`, as URLs, go with the first question.
+    `first` are fields of the request that begins it, `every` those of each one.
     """
 
     def __init__(
-        self,
-        url: str,
-        api_key: str,
-        first: Mapping[str, Any],
-        every: Mapping[str, Any],
-        images: Sequence[str] = (),
+        self, url: str, api_key: str, first: Mapping[str, Any], every: Mapping[str, Any]
     ) -> None:
         self._url = socket_url(url)
         self._api_key = api_key
         self._first = first
         self._every = every
-        self._images = images
         self._socket: ClientConnection | None = None
         self._previous: str | None = None
+        self._pictures: list[str] = []
+        """Those that the next question comes with, as URLs."""
 
     def open(self) -> None:
         """Connect. Raises `ChatError`."""
@@ -107,18 +120,19 @@ class Chat:
         """Forget the conversation so far."""
         self._previous = None
 
+    def show(self, file: Path) -> None:
+        """Have the next question come with the picture in a file. Raises `ChatError`."""
+        self._pictures.append(data_url(file))
+
     def ask(self, question: str, on_text: Callable[[str], None], stop: Interrupts) -> Answer:
         """Send one question, and pass on the text of its answer as it comes.
 
         Raises `ChatError` if the service refuses the question or the connection is lost.
         """
         begins = {"previous_response_id": self._previous} if self._previous else self._first
-        asked: object = question
-        if self._images and not self._previous:
-            shown = [{"type": "input_image", "image_url": url} for url in self._images]
-            content = [*shown, {"type": "input_text", "text": question}]
-            asked = [{"role": "user", "content": content}]
-        self._send({"type": "response.create", "input": asked, **begins, **self._every})
+        pictures, self._pictures = self._pictures, []
+        said = _with_pictures(question, pictures) if pictures else question
+        self._send({"type": "response.create", "input": said, **begins, **self._every})
         return self._receive(on_text, stop)
 
     def _send(self, message: dict[str, Any]) -> None:
@@ -248,15 +262,18 @@ def run_chat(
     api_key: str,
     first: Mapping[str, Any],
     every: Mapping[str, Any],
-    images: Sequence[str] = (),
+    pictures: Sequence[Path] = (),
 ) -> int:
-    """Chat until the input ends; returns the exit status. Of the rest see `Chat`.
+    """Chat until the input ends; returns the exit status. Of `first` and `every` see `Chat`; the
+    first question comes with `pictures`.
 
     Raises `ChatError` when there is no service to talk to. On a terminal later errors are shown
     and the conversation goes on; with piped input (one question a line) they end it with status 1.
     """
     terminal = sys.stdin.isatty()
-    chat = Chat(url, api_key, first, every, images)
+    chat = Chat(url, api_key, first, every)
+    for file in pictures:
+        chat.show(file)
     chat.open()
     if terminal:
         import readline  # noqa: F401 - gives input() line editing and history
@@ -272,6 +289,8 @@ def run_chat(
             elif question == "/reset":
                 chat.reset()
                 print(_dim("a new conversation"))
+            elif question.startswith("/image "):
+                _show(chat, Path(question.removeprefix("/image ").strip()))
             elif question.startswith("/"):
                 print(f"{question.split()[0]} is no command; /help lists them")
             elif not _turn(chat, question):
@@ -299,6 +318,15 @@ def _questions(terminal: bool) -> Iterator[str]:
             return
         if line:
             yield line
+
+
+def _show(chat: Chat, file: Path) -> None:
+    try:
+        chat.show(file)
+    except ChatError as error:
+        print(f"error: {error}", file=sys.stderr)
+    else:
+        print(_dim(f"{file} comes with the next question"))
 
 
 def _turn(chat: Chat, question: str) -> bool:
@@ -344,7 +372,7 @@ def chat(
     ] = None,
     image: Annotated[
         list[Path] | None,
-        typer.Option(help="Picture to show with the first question; may be given several times."),
+        typer.Option(help="A picture that the first question is about; may be given again."),
     ] = None,
     max_output_tokens: Annotated[
         int | None, typer.Option(min=1, help="Longest answer, in tokens.")
@@ -364,20 +392,7 @@ def chat(
         "temperature": temperature,
     }
     first = {"instructions": system, "prompt": named}
-    images = [_data_url(file) for file in image or ()]
-    raise typer.Exit(run_chat(url, api_key, _given(first), _given(every), images))
-
-
-def _data_url(file: Path) -> str:
-    """A picture as a URL that holds it. Raises `ChatError`."""
-    kind, _ = mimetypes.guess_type(file.name, strict=False)
-    if kind is None or not kind.startswith("image/"):
-        raise ChatError(f"{file} has no name of a picture's, such as one that ends with .png")
-    try:
-        data = file.read_bytes()
-    except OSError as error:
-        raise ChatError(f"{file} cannot be read: {error.strerror}") from None
-    return f"data:{kind};base64,{base64.b64encode(data).decode()}"
+    raise typer.Exit(run_chat(url, api_key, _given(first), _given(every), image or ()))
 
 
 def _given(fields: Mapping[str, Any]) -> dict[str, Any]:

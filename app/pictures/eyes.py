@@ -42,6 +42,11 @@ class Eyes:
         self._workers = Workers(1)
         self._process: subprocess.Popen[bytes] | None = None
 
+    @property
+    def pid(self) -> int | None:
+        """Of the process that looks, while there is one."""
+        return None if self._process is None else self._process.pid
+
     async def open(self) -> None:
         """Start it early: returns when it can look. Raises `BadPicture` where it never will."""
         await self._workers.run(_NOBODY, self._started)
@@ -69,6 +74,20 @@ class Eyes:
     def _ask(
         self, data: bytes, detail: Detail, *, has_inputs: bool = False
     ) -> tuple[Look, PictureHeader | None, bytes]:
+        """A process that ends may have done so for another reason: the picture has a second one."""
+        for is_last in (False, True):
+            try:
+                return self._asked(data, detail, has_inputs=has_inputs)
+            except BrokenPipeError:
+                _log.warning("the process that looks at pictures has ended with one")
+                if is_last:
+                    break
+        raise BadPicture("cannot be looked at")
+
+    def _asked(
+        self, data: bytes, detail: Detail, *, has_inputs: bool
+    ) -> tuple[Look, PictureHeader | None, bytes]:
+        """Raises `BrokenPipeError` where the process ends."""
         process = self._started()
         assert process.stdin is not None
         assert process.stdout is not None
@@ -90,9 +109,9 @@ class Eyes:
         except OSError:
             took_long = not timer.is_alive()
             self._end()
-            _log.warning("a picture has ended the process that looked at it")
-            why = "takes too long to be looked at" if took_long else "cannot be looked at"
-            raise BadPicture(why) from None
+            if took_long:
+                raise BadPicture("takes too long to be looked at") from None
+            raise BrokenPipeError from None
         finally:
             timer.cancel()
         if seen.look is None:

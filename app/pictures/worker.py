@@ -18,6 +18,8 @@ import msgspec
 from app.pictures.picture import BadPicture, Greeting, Seen, Wanted
 
 LENGTH_BYTES: Final = 8
+_NICENESS: Final = 10
+"""Streams that run have the processors first."""
 _ROOM_BYTES: Final = 3 << 30
 """Of memory for a picture, beside what libraries take."""
 
@@ -27,6 +29,7 @@ def main() -> None:
     folder, most_pixels = Path(sys.argv[1]), int(sys.argv[2])
     asked, answers = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # whatever libraries print
+    os.nice(_NICENESS)
     logging.getLogger("transformers").setLevel(logging.ERROR)
     try:
         from app.pictures.processing import Processor

@@ -107,23 +107,6 @@ class LimitSettings(Section):
         1024, description="Requests of all tenants that wait for their first token; more get 429."
     )
     max_message_bytes: Count = Field(4 * 1024 * 1024, description="Largest request accepted.")
-    max_image_bytes: ByteSize = Field(
-        ByteSize(20 * 1024**2),
-        ge=1,
-        description="Files of the pictures that one request brings, together; what it sends itself "
-        "is within --max-message-bytes, too.",
-    )
-    max_image_pixels: Count = Field(
-        33_554_432, description="Most pixels of one picture; what has more is not decoded."
-    )
-    image_hosts: str | None = Field(
-        None,
-        description="Hosts, with commas, that pictures are fetched from over https; without any, "
-        "requests bring their pictures themselves.",
-    )
-    image_seconds: Seconds = Field(
-        20.0, description="How long it may take to fetch a picture, and to look at it."
-    )
     response_ttl_seconds: Count = Field(
         86_400,
         description="How long stored responses, conversations and chat completions are kept.",

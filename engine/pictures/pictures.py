@@ -85,6 +85,10 @@ class Pictures:
         """What was seen, the least recently used first."""
         self._rested_at = 0.0
         """When the last slice ended."""
+        self.num_seen = 0
+        """By the tower, since the start."""
+        self.seconds = 0.0
+        """For which it has seen."""
 
     def __len__(self) -> int:
         """Requests that wait, and whether the tower sees something."""
@@ -165,8 +169,11 @@ class Pictures:
         if self._looked_at is None:
             if patience and self._waiting:
                 time.sleep(patience)
-        elif self._sight.advance(self._slice(began, patience)):
-            yield from self._take(self._looked_at)
+        else:
+            is_done = self._sight.advance(self._slice(began, patience))
+            self.seconds += time.monotonic() - began
+            if is_done:
+                yield from self._take(self._looked_at)
         self._rested_at = time.monotonic()
         for name, one in list(self._coming.items()):
             if one.heard_at is not None and began - one.heard_at > _PATIENCE_SECONDS:
@@ -202,6 +209,7 @@ class Pictures:
             yield from self._refuse(name, f"{type(error).__name__} in the engine")
             return
         one = self._coming.pop(name)
+        self.num_seen += 1
         self._charge(one)
         self._kept[name] = _Kept(one.tenant, num_bytes)
         self._shrink()

@@ -178,6 +178,7 @@ class EngineCore:
             invariant_violations=self._violations,
             commit_seconds=self._commit_seconds,
             adapters=[] if self.arrivals.adapters is None else self.arrivals.adapters.loaded,
+            pictures=self.arrivals.pictures,
         )
 
     def roll(self, cell: int | None = None) -> Roll:

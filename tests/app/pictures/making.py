@@ -1,14 +1,11 @@
-"""Folders of tiny models that see, with their processors, and pictures in files."""
+"""Folders of tiny models that see, with their processors."""
 
 from __future__ import annotations
 
-import io
 import json
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from PIL import Image
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
@@ -85,6 +82,21 @@ _CLASSES = {
 }
 
 
+_TEMPLATE = """\
+{%- for message in messages %}
+{{- 'w10 ' }}
+{%- if message.content is string %}{{ message.content }}
+{%- else %}
+{%- for part in message.content %}
+{%- if part.type == 'image' %}{{ 'PLACE' }}{% else %}{{ ' ' + part.text + ' ' }}{% endif %}
+{%- endfor %}
+{%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{ ' w11 ' }}{% endif %}
+"""
+"""Of words, each of which is a token."""
+
+
 def save_processor(family: str, folder: Path) -> None:
     """What a hub's folder has for it, beside a model that `seeing_model` has saved there."""
     words = list(_WORDS)
@@ -115,6 +127,7 @@ def save_processor(family: str, folder: Path) -> None:
         unk_token="w9",
         extra_special_tokens=special,
     )
+    tokenizer.chat_template = _TEMPLATE.replace("PLACE", words[IMAGE])
     tokenizer.save_pretrained(folder)
     kind, fields, options = _PROCESSORS[family]
     (folder / "preprocessor_config.json").write_text(
@@ -123,16 +136,3 @@ def save_processor(family: str, folder: Path) -> None:
     if options:
         said = {"processor_class": _CLASSES[family], **options}
         (folder / "processor_config.json").write_text(json.dumps(said))
-
-
-def drawn(seed: int = 0, width: int = 40, height: int = 30) -> Image.Image:
-    """A random one."""
-    values = np.random.default_rng(seed).integers(0, 256, (height, width, 3), np.uint8)
-    return Image.fromarray(values, "RGB")
-
-
-def file_of(image: Image.Image, kind: str = "PNG", **options: Any) -> bytes:
-    """Its bytes in a file."""
-    file = io.BytesIO()
-    image.save(file, kind, **options)
-    return file.getvalue()

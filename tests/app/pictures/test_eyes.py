@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,7 +15,8 @@ from app.pictures.decoding import decode
 from app.pictures.eyes import Eyes
 from app.pictures.picture import BadPicture
 from app.pictures.processing import Processor, digest_of
-from tests.app.pictures.making import FAMILIES, drawn, file_of, save_processor
+from bench.pictures.hostile import drawn, file_of
+from tests.app.pictures.making import FAMILIES, save_processor
 from tests.engine.pictures.seeing_models import IMAGE, seeing_model
 
 
@@ -75,8 +78,8 @@ async def test_low_detail_shrinks(eyes: Eyes) -> None:
 async def test_a_process_that_is_killed_is_started_again(eyes: Eyes) -> None:
     data = file_of(drawn())
     before = await eyes.look("a", data)
-    assert eyes._process is not None
-    eyes._process.kill()
+    assert eyes.pid is not None
+    os.kill(eyes.pid, signal.SIGKILL)
     await asyncio.sleep(0.1)
     assert await eyes.look("a", data) == before
 

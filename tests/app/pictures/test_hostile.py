@@ -9,8 +9,8 @@ import pytest
 
 from app.pictures.eyes import Eyes
 from app.pictures.picture import BadPicture, Look
-from tests.app.pictures.hostile import hostile
-from tests.app.pictures.making import drawn, file_of, save_processor
+from bench.pictures.hostile import drawn, file_of, hostile
+from tests.app.pictures.making import save_processor
 from tests.engine.pictures.seeing_models import seeing_model
 
 _COUNT = 500
@@ -44,8 +44,8 @@ def eyes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Eyes]:
 
 async def test_each_is_right_or_refused(eyes: Eyes) -> None:
     expected = await eyes.look("a", file_of(drawn()))
-    assert eyes._process is not None
-    before, pid = psutil.Process(eyes._process.pid).memory_info().rss, eyes._process.pid
+    pid = eyes.pid
+    before = psutil.Process(pid).memory_info().rss
     found: dict[str, Look | str] = {}
     for name, data in hostile(_COUNT):
         try:
@@ -58,7 +58,6 @@ async def test_each_is_right_or_refused(eyes: Eyes) -> None:
     for name, why in _REFUSED.items():
         assert why in str(found[name]), name
     assert not [said for said in found.values() if isinstance(said, str) and "/" in said]
-    assert eyes._process is not None
-    assert eyes._process.pid == pid, "no file has killed it"
+    assert eyes.pid == pid, "no file has killed it"
     assert psutil.Process(pid).memory_info().rss < before + _GROWTH_BYTES
     assert await eyes.look("a", file_of(drawn())) == expected

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from playwright.async_api import FilePayload, Page, expect
 
+from bench.pictures.hostile import drawn, file_of
 from tests.app.cli.test_chat_client import piped
 from tests.app.conftest import World
 from tests.app.console.chatting import answered, enter, say
@@ -13,7 +14,6 @@ from tests.app.console.conftest import chromium as chromium
 from tests.app.console.conftest import complaints as complaints
 from tests.app.console.conftest import page as page
 from tests.app.console.looks import check_page
-from tests.app.pictures.making import drawn, file_of
 from tests.app.seeing.conftest import CAT, HELLO, brought, shown, url
 
 THREE, FIVE = f"<|mark|>{'<image>' * 3}<|mark|>", f"<|mark|>{'<image>' * 5}<|mark|>"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from pathlib import Path
@@ -62,15 +63,21 @@ class Shown:
             digest.update(name.encode() + repr(array.shape).encode() + array.tobytes())
         object.__setattr__(self, "name", digest.digest())
 
-    def bring(self, core: EngineCore) -> None:
-        """As a service does that has been asked for it."""
+    @property
+    def pieces(self) -> Iterator[bytes]:
+        """As a service brings it."""
         inputs = tuple(
             PictureInput(name, str(array.dtype), array.shape) for name, array in self.inputs.items()
         )
-        core.bring(self.name, msgspec.json.encode(PictureHeader(inputs)), is_first=True)
+        yield msgspec.json.encode(PictureHeader(inputs))
         data = b"".join(array.tobytes() for array in self.inputs.values())
         for start in range(0, len(data), PIECE_BYTES):
-            core.bring(self.name, data[start : start + PIECE_BYTES])
+            yield data[start : start + PIECE_BYTES]
+
+    def bring(self, core: EngineCore) -> None:
+        """As a service does that has been asked for it."""
+        for number, piece in enumerate(self.pieces):
+            core.bring(self.name, piece, is_first=number == 0)
         core.bring(self.name, b"", is_last=True)
 
 

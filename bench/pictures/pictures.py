@@ -3,13 +3,15 @@
 A random model of SmolVLM-500M's shape is served from its engine's process. `questions` asks twice
 about each of some pictures, which are seen, computed, and found; between them goes a turn of text
 of as many new tokens behind as long a conversation. `streams` has as many texts decode, alone,
-beside short chats, and beside chats that each begin with a new picture, in turns.
+beside short chats, and beside chats that each begin with a new picture, in turns. `hostile` has one
+text decode while the service's eyes look at files that are not what they seem.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import json
 import random
 import tempfile
 from collections.abc import AsyncIterator
@@ -23,17 +25,22 @@ from typing import Any, Final
 import msgspec
 import numpy as np
 import torch
-from transformers import AutoModelForImageTextToText, GenerationConfig
+from transformers import AutoModelForImageTextToText, AutoTokenizer, GenerationConfig
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
+from app.pictures.eyes import Eyes
+from app.pictures.picture import BadPicture
 from bench.common import engines
 from bench.common.figures import percentile
+from bench.common.machine import rss_mib
+from bench.pictures.hostile import hostile
 from bench.registry import Result
 from engine.api import EngineRequest, PictureHeader, PictureInput, PictureUse
 from engine.assembly.process import ProcessEngine
 from engine.config import EngineConfig
+from engine.model.weights import DEFAULT_MODEL, resolve_model
 
-PARTS: Final = ("questions", "streams")
+PARTS: Final = ("questions", "streams", "hostile")
 FIGURES: Final = {
     "first_question_ttft_ms": "first token of the first question about a picture, ms, median",
     "second_question_ttft_ms": "of the second one",
@@ -45,11 +52,17 @@ FIGURES: Final = {
     "text_itl_p99_ms_pictures": "beside chats with pictures",
     "text_itl_ratio_alone": "median beside chats with pictures over that of the streams alone",
     "pictures_per_s": "seen beside the streams",
+    "hostile_files": "that were looked at, or refused",
+    "hostile_crashes": "of the process that looks at them",
+    "hostile_pause_ms": "the longest time between two tokens of a text beside them, ms",
+    "hostile_stall_ms": "the longest for which they held up the service's event loop, ms",
+    "hostile_growth_mib": "of the memory of the process that looks, from the first to the last",
 }
 _TILE: Final = 512
 _TILE_TOKENS: Final = 64
 _QUESTION_TOKENS: Final = 24
 _PIECE_BYTES: Final = 1 << 20
+_TICK_SECONDS: Final = 0.005
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -60,6 +73,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--tiles", type=int, default=17, help="of a picture: 17 of 1,024 x 1,024")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--streams", type=int, default=8, help="of texts, and as many chats")
+    parser.add_argument("--files", type=int, default=500, help="that are hostile")
     parser.add_argument("--seconds", type=float, default=30.0, help="of streams in each turn")
 
 
@@ -87,6 +101,8 @@ async def _measure(options: argparse.Namespace, folder: str) -> dict[str, float]
             figures |= await bed.questions()
         if "streams" in options.parts:
             figures |= await bed.streams()
+        if "hostile" in options.parts:
+            figures |= await bed.hostile(Path(folder))
         return figures
     finally:
         await bed.engine.close()
@@ -114,6 +130,19 @@ def _save_model(folder: Path) -> None:
     model: Any = AutoModelForImageTextToText.from_config(config, dtype=torch.bfloat16)
     model.generation_config = GenerationConfig(eos_token_id=2)
     model.save_pretrained(folder)
+
+
+def _save_processor(folder: Path) -> None:
+    """What a folder of it has beside weights; its tokens are the default model's, and marks."""
+    tokenizer = AutoTokenizer.from_pretrained(resolve_model(DEFAULT_MODEL))
+    rows = [f"<row_{row}_col_{column}>" for row in range(1, 7) for column in range(1, 7)]
+    marks = ["<image>", "<fake_token_around_image>", "<global-img>", *rows]
+    tokenizer.add_special_tokens({"additional_special_tokens": marks})
+    tokenizer.save_pretrained(folder)
+    config = {"image_processor_type": "SmolVLMImageProcessor"}
+    (folder / "preprocessor_config.json").write_text(json.dumps(config))
+    options = {"processor_class": "SmolVLMProcessor", "image_seq_len": _TILE_TOKENS}
+    (folder / "processor_config.json").write_text(json.dumps(options))
 
 
 class _Bed:
@@ -246,3 +275,42 @@ class _Bed:
                 async for delta in engines.deltas_of(self.engine, self.request(prompt, 16, uses)):
                     prompt = prompt + delta.token_ids
             answered.append(perf_counter())
+
+    async def hostile(self, folder: Path) -> dict[str, float]:
+        """A text decodes beside files that are looked at, one after the other."""
+        _save_processor(folder)
+        eyes = Eyes(folder, most_pixels=40_000_000, seconds=20)
+        await eyes.open()
+        assert eyes.pid is not None
+        first, before = eyes.pid, rss_mib(eyes.pid)
+        gaps, stalls = list[float](), list[float]()
+        beside = [
+            asyncio.create_task(self._text(gaps)),
+            asyncio.create_task(_watch_loop(stalls)),
+        ]
+        crashes, pid = 0, first
+        for _, data in hostile(self._options.files):
+            with suppress(BadPicture):
+                await eyes.look("a", data)
+            crashes += eyes.pid != pid
+            pid = eyes.pid or pid
+        growth = rss_mib(pid) - before
+        for task in beside:
+            task.cancel()
+        await asyncio.gather(*beside, return_exceptions=True)
+        eyes.close()
+        return {
+            "hostile_files": self._options.files,
+            "hostile_crashes": crashes,
+            "hostile_pause_ms": 1000 * max(gaps),
+            "hostile_stall_ms": 1000 * max(stalls),
+            "hostile_growth_mib": growth,
+        }
+
+
+async def _watch_loop(stalls: list[float]) -> None:
+    """How much later than it should the event loop goes on, again and again."""
+    while True:
+        due = perf_counter() + _TICK_SECONDS
+        await asyncio.sleep(_TICK_SECONDS)
+        stalls.append(perf_counter() - due)

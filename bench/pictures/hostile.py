@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import io
 import random
 import struct
 import zlib
 from collections.abc import Iterator
+from typing import Any
 
+import numpy as np
 from PIL import Image
-
-from tests.app.pictures.making import drawn, file_of
 
 Hostile = tuple[str, bytes]
 """What it is, and its bytes."""
@@ -38,6 +39,19 @@ def hostile(count: int, seed: int = 0) -> Iterator[Hostile]:
             if len(data) < 8:
                 break
         yield f"random damage {number}", bytes(data)
+
+
+def drawn(seed: int = 0, width: int = 40, height: int = 30) -> Image.Image:
+    """A random one."""
+    values = np.random.default_rng(seed).integers(0, 256, (height, width, 3), np.uint8)
+    return Image.fromarray(values, "RGB")
+
+
+def file_of(image: Image.Image, kind: str = "PNG", **options: Any) -> bytes:
+    """Its bytes in a file."""
+    file = io.BytesIO()
+    image.save(file, kind, **options)
+    return file.getvalue()
 
 
 def _good() -> Iterator[Hostile]:
