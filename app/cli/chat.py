@@ -52,7 +52,7 @@ def socket_url(url: str) -> str:
 
 def data_url(file: Path) -> str:
     """A picture's file as the URL that a request has it in. Raises `ChatError`."""
-    kind, _ = mimetypes.guess_type(file.name)
+    kind, _ = mimetypes.guess_type(file.name, strict=False)
     if kind is None or not kind.startswith("image/"):
         raise ChatError(f"{file} is named like no picture, such as photo.jpg")
     try:

@@ -3,6 +3,7 @@
 import { isCall } from "./conversation.js";
 import { button, make } from "../dom.js";
 import { rendered } from "./markdown.js";
+import { asked, picturesIn, shown } from "./pictures.js";
 
 // `ask(parent, input, text)` asks beside or behind it, `choose(turn, index)` shows another sibling.
 export function turnOf(turn, conversation, { isLast, ask, choose }) {
@@ -23,8 +24,10 @@ export function turnOf(turn, conversation, { isLast, ask, choose }) {
 
 function questionOf(turn, isIdle, ask) {
   const question = make("div", "question");
+  const urls = picturesIn(turn.input);
+  if (urls.length > 0) question.append(shown(urls));
   question.append(make("p", "said", turn.text));
-  if (isIdle && typeof turn.input === "string") {
+  if (isIdle && (typeof turn.input === "string" || urls.length > 0)) {
     question.append(button("Edit", () => question.replaceChildren(editorOf(turn, question, ask))));
   }
   return question;
@@ -40,7 +43,7 @@ function editorOf(turn, question, ask) {
   form.addEventListener("submit", (event) => {
     event.preventDefault();
     const text = field.value.trim();
-    if (text) ask(turn.parent, text, text);
+    if (text) ask(turn.parent, asked(text, picturesIn(turn.input)), text);
   });
   requestAnimationFrame(() => field.focus());
   return form;
