@@ -20,9 +20,9 @@ from app.limits.connections import Connections
 from app.limits.draining import Draining
 from app.observe.metrics import Metrics
 from app.prompt.chat_template import ChatTemplate
-from app.prompt.conversation import PromptBuilder
 from app.prompt.history import History
 from app.prompt.system_prompts import RegisteredPrompts
+from app.prompt.telling import Telling
 from app.responses.conversations import ConversationStore
 from app.responses.registry import Responses
 from app.stores import Stores
@@ -49,7 +49,7 @@ class Service:
     gate: Gate
     prices: PriceList
     template: ChatTemplate
-    prompts: PromptBuilder
+    telling: Telling
     registered: RegisteredPrompts
     generations: Generations
     responses: Responses

@@ -29,6 +29,7 @@ _MODULES = {
     "layers": "bench.engine.layers",
     "restart": "bench.engine.restart",
     "hybrid": "bench.hybrid.hybrid",
+    "pictures": "bench.pictures.pictures",
     "paper": "bench.paper",
     "quantize": "bench.engine.quantize",
     "step": "bench.engine.step",

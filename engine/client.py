@@ -49,23 +49,23 @@ class FleetFigures:
     """Taken from a replica that was lost or left, to go on at another one."""
 
 
-AdapterSource = Callable[[bytes], AsyncIterator[bytes]]
-"""Brings an adapter by the name that requests have for it: its configuration, then its weights in
-pieces. Raises `EngineError` for one that there is not, and `EngineUnavailable` where it was lost on
-its way, and is to be asked for again."""
+Source = Callable[[bytes], AsyncIterator[bytes]]
+"""Brings what requests name, in pieces: of an adapter its configuration, then its weights, of a
+picture its header, then its arrays. Raises `EngineError` for what there is not, and
+`EngineUnavailable` where it was lost on its way, and is to be asked for again."""
 
 
-async def no_adapters(_: bytes) -> AsyncIterator[bytes]:
+async def bring_nothing(_: bytes) -> AsyncIterator[bytes]:
     """Has none."""
-    raise EngineError("there is no such adapter")
+    raise EngineError("there is none of that name")
     yield b""
 
 
 class EngineClient(Questions, ABC):
     """What the service needs of an engine, wherever it runs."""
 
-    adapters: AdapterSource = staticmethod(no_adapters)
-    """What the engine is brought the adapters by that requests name."""
+    source: Source = staticmethod(bring_nothing)
+    """What the engine is brought by what requests name."""
 
     @property
     @abstractmethod

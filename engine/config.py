@@ -67,6 +67,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Behind it, for evicted blocks and swapped requests; 0: none."""
     adapter_memory_bytes: Annotated[int, Meta(ge=0)] = 1 << 29
     """For adapters that are not in the KV memory, beside what requests wait for."""
+    picture_memory_bytes: Annotated[int, Meta(ge=0)] = 1 << 28
+    """For what was seen of pictures, beside that of those which requests show."""
     kept_dir: str | None = None
     """Where pinned and leased blocks are kept over a restart; `None`: nowhere."""
     kept_bytes: Count = 1 << 30

@@ -17,7 +17,7 @@ MAX_DEFINITIONS = 256
 
 MAX_LEASE_SECONDS = 7 * 86_400.0
 
-MAX_ADAPTER_NAME_BYTES = 64
+MAX_NAME_BYTES = 64
 
 _MAX_TOP_K = 2**63 - 1
 """What a tensor of integers holds, and a message to the engine's process."""
@@ -55,6 +55,7 @@ def check_request(request: EngineRequest, info: EngineInfo) -> None:
     _check_lines(request, info)
     _check_grammar(request, info)
     _check_adapter(request, info)
+    _check_pictures(request, info)
     _check_generated(request, info)
     total = len(prompt) + sampling.max_tokens
     if total > info.max_context_tokens:
@@ -167,10 +168,25 @@ def _check_adapter(request: EngineRequest, info: EngineInfo) -> None:
         return
     if not info.linears:
         raise RequestRefused("this engine serves no adapters", "adapter")
-    if not 0 < len(use.name) <= MAX_ADAPTER_NAME_BYTES:
-        raise RequestRefused(f"a name has 1 ... {MAX_ADAPTER_NAME_BYTES} bytes", "adapter")
+    if not 0 < len(use.name) <= MAX_NAME_BYTES:
+        raise RequestRefused(f"a name has 1 ... {MAX_NAME_BYTES} bytes", "adapter")
     if not 0 <= use.start < len(request.prompt):
         raise RequestRefused("an adapter acts from a token of the prompt on", "adapter")
+
+
+def _check_pictures(request: EngineRequest, info: EngineInfo) -> None:
+    """Whether pictures can be where they are said to be."""
+    if request.pictures and info.picture_token_id is None:
+        raise RequestRefused("this model sees no pictures", "pictures")
+    end = 0
+    for use in request.pictures:
+        if not 0 < len(use.name) <= MAX_NAME_BYTES:
+            raise RequestRefused(f"a name has 1 ... {MAX_NAME_BYTES} bytes", "pictures")
+        if not (end <= use.start < use.end <= len(request.prompt)):
+            raise RequestRefused("pictures lie in the prompt, one behind the other", "pictures")
+        if info.picture_token_id not in request.prompt[use.start : use.end]:
+            raise RequestRefused("a picture has tokens that stand for it", "pictures")
+        end = use.end
 
 
 def _check_generated(request: EngineRequest, info: EngineInfo) -> None:

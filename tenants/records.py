@@ -28,11 +28,10 @@ _ID = re.compile(ID_PATTERN)
 _PROMPT_NAME = re.compile(PROMPT_NAME_PATTERN)
 # Lone surrogates come from a command line with broken UTF-8, and cannot be written.
 _NAME = re.compile(rf"(?!.*[\ud800-\udfff]){NAME_PATTERN}")
-# A tenant may be kept from sockets, pins, leases and adapters; nothing at all of the rest is
-# `status: disabled`.
+# A tenant may be kept from these; nothing at all of the rest is `status: disabled`.
 _MAY_BE_ZERO = frozenset(
     {"sockets", "pinned_blocks", "leased_blocks", "stored_bytes", "lease_seconds"}
-    | {"adapters", "adapter_bytes"}
+    | {"adapters", "adapter_bytes", "images"}
 )
 
 
@@ -62,6 +61,8 @@ class TenantLimits(msgspec.Struct, frozen=True, kw_only=True):
     """Names of adapters that it may have at once."""
     adapter_bytes: int | None = None
     """Of the files of all their versions."""
+    images: int | None = None
+    """Pictures that a conversation shows the model."""
     lease_seconds: int | None = None
     """For how long its requests may lease what they use of the cache, whatever they ask for."""
     soft_budget_micros: int | None = None
@@ -81,7 +82,7 @@ class TenantLimits(msgspec.Struct, frozen=True, kw_only=True):
 
 DEFAULTED = frozenset(
     {"requests_per_minute", "concurrent_streams", "sockets", "queued_requests", "stored_bytes"}
-    | {"adapters", "adapter_bytes"}
+    | {"adapters", "adapter_bytes", "images"}
 )
 """The limits that a service has defaults for."""
 

@@ -17,6 +17,7 @@ from app.assembly.parts import (
     connection_bounds,
     draft_folder,
     new_engine,
+    new_eyes,
     new_tracing,
     served_name,
     service_bounds,
@@ -111,6 +112,7 @@ async def run_service(
             prices,
             webhook,
             new_tracing(settings, model_id, stack),
+            new_eyes(settings, engine, folder, stack),
         )
         door = Door(admin_token, stores.operator_tokens, service_people(settings))
         scraping = read_scraping(settings.metrics_token_file, settings.open_metrics)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, TypeVar
 from app.background.webhooks import Webhook, signing_keys
 from app.cluster.launch import new_cluster
 from app.settings import Settings
-from app.settings.kinds import names, networks, origins
+from app.settings.kinds import hosts, names, networks, origins
 from app.transport.bounds import Bounds, ConnectionBounds
 from engine.assembly.process import ProcessEngine
 from engine.config import EngineConfig
@@ -24,6 +24,7 @@ from tenants.usage.prices import NO_PRICES, PriceList, prices_of, read_prices
 if TYPE_CHECKING:
     from app.admin.oidc import People
     from app.generation.tracing import Tracing
+    from app.pictures.eyes import Eyes
     from engine.client import EngineClient
 
 Progress = Callable[[str], None]
@@ -49,6 +50,7 @@ def engine_config(
         kv_memory_bytes=None if settings.kv_memory is None else int(settings.kv_memory),
         host_memory_bytes=int(settings.host_memory),
         adapter_memory_bytes=int(settings.adapter_memory),
+        picture_memory_bytes=int(settings.picture_memory),
         kept_dir=str(settings.kept_dir) if settings.kept_disk else None,
         kept_bytes=max(1, int(settings.kept_disk)),
         kept_seconds=settings.kept_interval_seconds,
@@ -63,6 +65,8 @@ def service_bounds(settings: Settings) -> Bounds:
         max_body_bytes=settings.max_message_bytes,
         ignores_unknown_fields=settings.unknown_fields == "ignore",
         page_origins=origins(settings.allowed_origins or ""),
+        max_image_bytes=int(settings.max_image_bytes),
+        image_hosts=hosts(settings.image_hosts or ""),
     )
 
 
@@ -88,6 +92,30 @@ def new_engine(settings: Settings, folder: Path, draft_folder: Path | None) -> E
         settings.engine_loading_seconds,
         settings.token_cadence_ms / 1000,
     )
+
+
+def new_eyes(
+    settings: Settings, engine: EngineClient, folder: Path, stack: contextlib.AsyncExitStack
+) -> Eyes | None:
+    """What looks at pictures, until the stack ends; `None` where the model sees none.
+
+    It is opened beside everything else: that takes seconds.
+    """
+    if engine.info.picture_token_id is None:
+        return None
+    from app.pictures.eyes import Eyes
+    from app.pictures.picture import BadPicture
+
+    eyes = Eyes(folder, settings.max_image_pixels, settings.image_seconds)
+
+    async def open_early() -> None:
+        with contextlib.suppress(BadPicture):  # it is logged, and every picture will tell
+            await eyes.open()
+
+    opening = asyncio.create_task(open_early())
+    stack.callback(eyes.close)
+    stack.callback(opening.cancel)
+    return eyes
 
 
 def draft_folder(settings: Settings, progress: Progress) -> Path | None:

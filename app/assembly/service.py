@@ -32,19 +32,24 @@ from app.generation.adapters import NamedAdapters
 from app.generation.begin import Generations
 from app.generation.comparison import Comparisons
 from app.generation.engine_request import Defaults, ModelNames
+from app.generation.pictures import RunningPictures
 from app.late_writes import LateWrites
 from app.limits.admission import Gate
 from app.limits.booking import Booking
 from app.limits.connections import Connections
 from app.limits.draining import Draining
 from app.observe.metrics import Metrics
+from app.pictures.fetching import Fetcher
 from app.prompt.chat_template import ChatTemplate
 from app.prompt.conversation import PromptBuilder
 from app.prompt.history import History
+from app.prompt.sight import Eyes, Sight
 from app.prompt.system_prompts import RegisteredPrompts
+from app.prompt.telling import Telling
 from app.request.constraint import GrammarCheck
 from app.responses.conversations import ConversationStore
 from app.responses.items import NamedItems
+from app.responses.kept_pictures import KeptPictures
 from app.responses.registry import Responses
 from app.responses.retelling import Retelling
 from app.responses.store import ResponseStore
@@ -75,16 +80,19 @@ def create_app(
     prices: PriceList = NO_PRICES,
     webhook: Webhook | None = None,
     tracing: Tracing | None = None,
+    eyes: Eyes | None = None,
 ) -> Starlette:
     """What the tenants reach. `tool_format` is how the model writes the functions that it calls,
     and `reasoning_format` what it reasons; `prices` are its own. What is in the outbox of `stores`
-    goes to `webhook`; `tracing` is told of requests.
+    goes to `webhook`; `tracing` is told of requests. A model that sees has `eyes`.
 
     Engine and stores are started and closed by the caller; the application's lifespan owns only its
     own background work (warming, leases, usage).
     """
     formats = tool_format, reasoning_format
-    service = _assembled(engine, stores, tokenizer, model_id, bounds, *formats, prices, tracing)
+    service = _assembled(
+        engine, stores, tokenizer, model_id, bounds, *formats, prices, tracing, eyes
+    )
 
     @contextlib.asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
@@ -105,15 +113,27 @@ def _assembled(
     reasoning_format: ReasoningSetting,
     prices: PriceList,
     tracing: Tracing | None,
+    eyes: Eyes | None,
 ) -> Service:
     """Every part with the parts that it works with."""
     metrics, workers = Metrics(bounds.metrics_tenants), Workers()
     names = ModelNames(model_id)
     adapters = NamedAdapters(names, engine, stores.adapters, stores.prompts)
-    context = engine.info.max_context_tokens
-    template = ChatTemplate(tokenizer, workers, context, tool_format, reasoning_format)
+    info = engine.info
+    template = ChatTemplate(
+        tokenizer,
+        workers,
+        info.max_context_tokens,
+        tool_format,
+        reasoning_format,
+        info.picture_token_id,
+    )
     registered = RegisteredPrompts(stores.prompts, template)
-    prompts = PromptBuilder(template, registered)
+    fetcher = Fetcher(bounds.image_hosts, bounds.max_image_bytes, bounds.image_seconds)
+    sees = None if info.picture_token_id is None else eyes
+    sight = Sight(sees, fetcher, workers, bounds.max_image_bytes, stores.limiter.defaults)
+    telling = Telling(registered, sight)
+    prompts = PromptBuilder(template, registered, telling)
     late, ttl_seconds = LateWrites(), bounds.response_ttl_seconds
     history = History(stores.responses, ttl_seconds, bounds.history_cache_tokens)
     intake = Intake(bounds)
@@ -126,6 +146,10 @@ def _assembled(
         tokenizer=tokenizer,
         names=names,
         adapters=adapters,
+        sight=sight,
+        pictures=RunningPictures(
+            engine, sight, KeptPictures(history, conversations, workers).url_of
+        ),
         template=template,
         prompts=prompts,
         history=history,
@@ -167,7 +191,7 @@ def _assembled(
         gate=gate,
         prices=prices,
         template=template,
-        prompts=prompts,
+        telling=telling,
         registered=registered,
         generations=generations,
         responses=responses,

@@ -12,7 +12,7 @@ from typing import Any
 from msgspec import UNSET, UnsetType
 
 from app.generation.generation import Generation
-from app.generation.lines import Line, Piece
+from app.generation.lines import Line, Output, OutputKind, Piece, output_kind
 from app.observe.metrics import Metrics
 from app.request.request import Candidates
 from app.transport.server_sent_events import SSE_DONE, sse_event
@@ -30,7 +30,9 @@ from app.wire.chat import (
     FinishReason,
     PromptTokensDetails,
     SentCall,
+    SentCustomCall,
     SentFunction,
+    SentTool,
 )
 from app.wire.errors import ApiError, internal_error
 from app.wire.events import EncodedLogprob, encode_json, made_id, padding
@@ -131,13 +133,7 @@ class Completion:
         )
 
     def _choice(self, index: int, line: Line, logprobs: list[EncodedLogprob]) -> Choice:
-        calls = [
-            SentCall(
-                id=self._call_id(line, number),
-                function=SentFunction(name=call.name, arguments=call.text),
-            )
-            for number, call in enumerate(line.calls)
-        ]
+        calls = [_sent(call, self._call_id(line, number)) for number, call in enumerate(line.calls)]
         content = line.text or None if calls else line.text
         return Choice(
             index=index,
@@ -160,14 +156,15 @@ class Completion:
             )
         if piece.kind == "reasoning":
             return ChunkChoice(index=piece.index, delta={"reasoning_content": piece.text})
-        if piece.kind == "call":
-            self._calls[piece.index] += 1
+        kind, content = _WORDS[output_kind(piece.kind)]
+        begins = piece.kind in ("call", "custom")
+        self._calls[piece.index] += begins
         number = self._calls[piece.index] - 1
-        call: dict[str, Any] = {"index": number, "function": {"arguments": piece.text}}
-        if piece.kind == "call":
+        call: dict[str, Any] = {"index": number, kind: {content: piece.text}}
+        if begins:
             line = self._generation.lines[piece.index]
-            call |= {"id": self._call_id(line, number), "type": "function"}
-            call["function"] = {"name": piece.text, "arguments": ""}
+            call |= {"id": self._call_id(line, number), "type": kind}
+            call[kind] = {"name": piece.text, content: ""}
         return ChunkChoice(index=piece.index, delta={"tool_calls": [call]})
 
     def _call_id(self, line: Line, number: int) -> str:
@@ -205,6 +202,19 @@ class Completion:
         self._metrics.requests.labels("chat_completions", outcome).inc()
         if outcome not in ("stop", "length"):
             raise self._generation.failure or internal_error()
+
+
+_WORDS: dict[OutputKind, tuple[str, str]] = {
+    "call": ("function", "arguments"),
+    "custom": ("custom", "input"),
+}
+"""What a call's field is named, and what in it goes on."""
+
+
+def _sent(call: Output, call_id: str) -> SentCall | SentCustomCall:
+    if call.kind == "custom":
+        return SentCustomCall(id=call_id, custom=SentTool(name=call.name, input=call.text))
+    return SentCall(id=call_id, function=SentFunction(name=call.name, arguments=call.text))
 
 
 def usage_of(generations: Sequence[Generation]) -> ChatUsage:

@@ -13,7 +13,8 @@ from app.request.request import Candidates, FieldNames, GenerationRequest
 from app.request.template_options import TemplateOptions
 from app.wire.chat import ChatBody, ChatMessage
 from app.wire.errors import invalid_request
-from app.wire.functions import FunctionCall, Message, Tools
+from app.wire.functions import Message, Tools
+from app.wire.parts.pictures import with_content
 from app.wire.prompt_cache import marked_parts, with_breakpoints
 from app.wire.tools import asked_tools
 from engine.api import BeamParams
@@ -50,7 +51,7 @@ def generation_request(body: ChatBody) -> GenerationRequest:
     if body.prompt_logprobs is not None and body.stream:
         raise invalid_request("'prompt_logprobs' cannot be streamed.", "prompt_logprobs")
     candidates = _sampled(body) if body.num_beams is None else _searched(body, body.num_beams)
-    functions = [tool.function for tool in body.tools or ()]
+    functions = [tool.asked for tool in body.tools or ()]
     tools = asked_tools(functions, body.tool_choice, body.parallel_tool_calls)
     maximum = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
     return GenerationRequest(
@@ -59,7 +60,12 @@ def generation_request(body: ChatBody) -> GenerationRequest:
             message_item(message, f"messages[{index}]")
             for index, message in enumerate(body.messages)
         ],
-        names=FieldNames("messages", maximum, "tools[{}].function.parameters"),
+        names=FieldNames(
+            "messages",
+            maximum,
+            "tools[{}].function.parameters",
+            "tools[{}].custom.format.grammar.definition",
+        ),
         sampling=body,
         model=body.model,
         max_tokens=getattr(body, maximum),
@@ -94,7 +100,9 @@ def message_item(message: ChatMessage, param: str) -> Message:
     if (message.tool_call_id is not None) != (role == "tool"):
         text = "A message of role 'tool', and no other, has a 'tool_call_id'."
         raise invalid_request(text, f"{param}.tool_call_id")
-    said: Message = {"role": "system" if role == "developer" else role, "content": message.text}
+    said: Message = {"role": "system" if role == "developer" else role, "content": ""}
+    takes_pictures = role in ("user", "tool")
+    said = with_content(said, message.content, f"{param}.content", taken=takes_pictures)
     if message.name is not None:
         said["name"] = message.name
     if message.tool_call_id is not None:
@@ -102,10 +110,7 @@ def message_item(message: ChatMessage, param: str) -> Message:
     if message.reasoning_content and role == "assistant":
         said["reasoning"] = message.reasoning_content
     if message.tool_calls:
-        said["calls"] = [
-            FunctionCall(call.id, call.function.name, call.function.arguments)
-            for call in message.tool_calls
-        ]
+        said["calls"] = [one.call for one in message.tool_calls]
     return with_breakpoints(said, message.content)
 
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import base64
 import json
+import mimetypes
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from types import FrameType
 from typing import Annotated, Any
 from urllib.parse import urlsplit, urlunsplit
@@ -19,6 +22,7 @@ from websockets.sync.client import ClientConnection, connect
 from app.cli.options import CommandError
 
 HELP = """\
+/image FILE   show a picture with the next question
 /reset   start a new conversation
 /help    show this
 /exit    leave (so does Ctrl-D)
@@ -46,6 +50,23 @@ def socket_url(url: str) -> str:
     return urlunsplit((schemes[parts.scheme], parts.netloc, f"{path}/v1/responses", "", ""))
 
 
+def data_url(file: Path) -> str:
+    """A picture's file as the URL that a request has it in. Raises `ChatError`."""
+    kind, _ = mimetypes.guess_type(file.name, strict=False)
+    if kind is None or not kind.startswith("image/"):
+        raise ChatError(f"{file} is named like no picture, such as photo.jpg")
+    try:
+        data = file.expanduser().read_bytes()
+    except OSError as error:
+        raise ChatError(f"{file} cannot be read: {error.strerror}") from None
+    return f"data:{kind};base64,{base64.b64encode(data).decode()}"
+
+
+def _with_pictures(question: str, pictures: Sequence[str]) -> list[dict[str, Any]]:
+    shown = [{"type": "input_image", "image_url": url} for url in pictures]
+    return [{"role": "user", "content": [*shown, {"type": "input_text", "text": question}]}]
+
+
 class Chat:
     """One conversation over one socket, which is opened again when it was lost between turns.
 
@@ -61,6 +82,8 @@ class Chat:
         self._every = every
         self._socket: ClientConnection | None = None
         self._previous: str | None = None
+        self._pictures: list[str] = []
+        """Those that the next question comes with, as URLs."""
 
     def open(self) -> None:
         """Connect. Raises `ChatError`."""
@@ -97,13 +120,19 @@ class Chat:
         """Forget the conversation so far."""
         self._previous = None
 
+    def show(self, file: Path) -> None:
+        """Have the next question come with the picture in a file. Raises `ChatError`."""
+        self._pictures.append(data_url(file))
+
     def ask(self, question: str, on_text: Callable[[str], None], stop: Interrupts) -> Answer:
         """Send one question, and pass on the text of its answer as it comes.
 
         Raises `ChatError` if the service refuses the question or the connection is lost.
         """
         begins = {"previous_response_id": self._previous} if self._previous else self._first
-        self._send({"type": "response.create", "input": question, **begins, **self._every})
+        pictures, self._pictures = self._pictures, []
+        said = _with_pictures(question, pictures) if pictures else question
+        self._send({"type": "response.create", "input": said, **begins, **self._every})
         return self._receive(on_text, stop)
 
     def _send(self, message: dict[str, Any]) -> None:
@@ -228,14 +257,23 @@ class Interrupts:
             signal.signal(signal.SIGINT, before)
 
 
-def run_chat(url: str, api_key: str, first: Mapping[str, Any], every: Mapping[str, Any]) -> int:
-    """Chat until the input ends; returns the exit status. Of `first` and `every` see `Chat`.
+def run_chat(
+    url: str,
+    api_key: str,
+    first: Mapping[str, Any],
+    every: Mapping[str, Any],
+    pictures: Sequence[Path] = (),
+) -> int:
+    """Chat until the input ends; returns the exit status. Of `first` and `every` see `Chat`; the
+    first question comes with `pictures`.
 
     Raises `ChatError` when there is no service to talk to. On a terminal later errors are shown
     and the conversation goes on; with piped input (one question a line) they end it with status 1.
     """
     terminal = sys.stdin.isatty()
     chat = Chat(url, api_key, first, every)
+    for file in pictures:
+        chat.show(file)
     chat.open()
     if terminal:
         import readline  # noqa: F401 - gives input() line editing and history
@@ -251,6 +289,8 @@ def run_chat(url: str, api_key: str, first: Mapping[str, Any], every: Mapping[st
             elif question == "/reset":
                 chat.reset()
                 print(_dim("a new conversation"))
+            elif question.startswith("/image "):
+                _show(chat, Path(question.removeprefix("/image ").strip()))
             elif question.startswith("/"):
                 print(f"{question.split()[0]} is no command; /help lists them")
             elif not _turn(chat, question):
@@ -278,6 +318,15 @@ def _questions(terminal: bool) -> Iterator[str]:
             return
         if line:
             yield line
+
+
+def _show(chat: Chat, file: Path) -> None:
+    try:
+        chat.show(file)
+    except ChatError as error:
+        print(f"error: {error}", file=sys.stderr)
+    else:
+        print(_dim(f"{file} comes with the next question"))
 
 
 def _turn(chat: Chat, question: str) -> bool:
@@ -321,6 +370,10 @@ def chat(
     user: Annotated[
         str | None, typer.Option(help="End user, whose conversations share blocks only here.")
     ] = None,
+    image: Annotated[
+        list[Path] | None,
+        typer.Option(help="A picture that the first question is about; may be given again."),
+    ] = None,
     max_output_tokens: Annotated[
         int | None, typer.Option(min=1, help="Longest answer, in tokens.")
     ] = None,
@@ -339,7 +392,7 @@ def chat(
         "temperature": temperature,
     }
     first = {"instructions": system, "prompt": named}
-    raise typer.Exit(run_chat(url, api_key, _given(first), _given(every)))
+    raise typer.Exit(run_chat(url, api_key, _given(first), _given(every), image or ()))
 
 
 def _given(fields: Mapping[str, Any]) -> dict[str, Any]:

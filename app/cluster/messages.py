@@ -44,8 +44,9 @@ class Adapters(msgspec.Struct, frozen=True, tag=True):
     """Those that are not any more; `None`: it is the first one, and no others are."""
 
 
-class WantAdapter(msgspec.Struct, frozen=True, tag=True):
-    """A request of this door's waits for an adapter: it is to be brought (`Brought`)."""
+class Wanted(msgspec.Struct, frozen=True, tag=True):
+    """A request of this door's waits for this adapter or picture: it is to be brought
+    (`Brought`)."""
 
     name: bytes
     errand: int
@@ -62,14 +63,14 @@ class Beat(msgspec.Struct, frozen=True, tag=True):
     """There is nothing to say, but the replica lives."""
 
 
-ToDoor = Hello | Ready | Down | Deltas | State | Blocks | Adapters | WantAdapter | Beat
+ToDoor = Hello | Ready | Down | Deltas | State | Blocks | Adapters | Wanted | Beat
 """`Hello` comes first, and `Ready` as soon as there is an engine; `Down` when that is lost, with
 all of this door's requests, and `Ready` again. Twice a second `State`, or `Beat` while there is
 none."""
 
 
 class Brought(msgspec.Struct, frozen=True):
-    """Of an adapter: its configuration first, then its weights. With an `error` there is none, or
+    """Of what was wanted, as `engine.client.Source` brings it. With an `error` there is none, or
     no more of it.
     """
 

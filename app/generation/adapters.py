@@ -36,7 +36,7 @@ class NamedAdapters:
         self._known: OrderedDict[bytes, AdapterRecord] = OrderedDict()
         """By the engine's name, those used last: what the engine may ask for."""
         self._unpinning: set[asyncio.Task[None]] = set()
-        engine.adapters = self.files
+        engine.source = self.files
 
     async def meant(
         self, principal: Principal, model: str | None, origin: PromptOrigin | None = None
@@ -110,7 +110,7 @@ class NamedAdapters:
         return found
 
     async def files(self, name: bytes) -> AsyncIterator[bytes]:
-        """See `engine.client.AdapterSource`."""
+        """See `engine.client.Source`."""
         record = self._known.get(name)
         if record is None:
             raise EngineError("there is no such adapter")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 
 from app.formats.tools.format import Block, Format, Shape, Unwritable, Writer
@@ -10,6 +11,7 @@ from app.prompt.chat_template import ChatTemplate
 from app.prompt.reasoning_style import Opened
 from app.request.request import GenerationRequest
 from app.wire.errors import invalid_request
+from app.wire.functions import Function
 from engine.api import Grammar
 from engine.grammar.lark import ANY_TEXT, literal, not_begun_by, token, whole
 from engine.grammar.schemas import bound_beyond
@@ -83,8 +85,8 @@ class _Calls:
             call_grammar, form, template.marker_tokens, parallel=False, required=True
         )
         called = [(at, one) for at, one in enumerate(tools.functions) if one.name in tools.names]
-        self._fields = [request.names.parameters.format(at) for at, _ in called]
-        self._shapes = [Shape.of(one.name, one.parameters, one.strict) for _, one in called]
+        self._fields = [request.names.held(one).format(at) for at, one in called]
+        self._shapes = [_shape(one) for _, one in called]
         self._size = sum(one.size for _, one in called)
         self._strict_size = sum(one.size for _, one in called if one.strict)
         self._problem_of = problem_of
@@ -148,6 +150,11 @@ class _Calls:
             return None, str(error)
         problem = await self._problem_of(grammar)
         return (grammar, None) if problem is None else (None, problem)
+
+
+def _shape(function: Function) -> Shape:
+    shape = Shape.of(function.name, function.parameters, function.strict)
+    return replace(shape, raw=whole(function.grammar)) if function.grammar else shape
 
 
 def call_grammar(

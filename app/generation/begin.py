@@ -19,6 +19,7 @@ from app.generation.answer_grammar import answer_grammar
 from app.generation.comparison import Comparisons
 from app.generation.engine_request import Defaults, ModelNames, engine_request, renewed
 from app.generation.generation import Asked, Generation
+from app.generation.pictures import RunningPictures
 from app.limits.admission import Gate, Ticket
 from app.limits.booking import Payable, shared_head
 from app.limits.connections import Connections
@@ -26,12 +27,14 @@ from app.observe.metrics import Metrics
 from app.prompt.chat_template import ChatTemplate
 from app.prompt.conversation import Prompt, PromptBuilder
 from app.prompt.history import History, SocketHistory
-from app.request.constraint import GrammarCheck, check_held
+from app.prompt.sight import Sight
+from app.prompt.telling import said_in
+from app.request.constraint import Constraint, GrammarCheck, check_held
 from app.request.request import Earlier, GenerationRequest, retold
 from app.request.segments import Segment, segments_of
 from app.shares import SharedRoom
 from app.wire.errors import invalid_request
-from app.wire.functions import Tools
+from app.wire.functions import Tools, pictures_in
 from engine.api import EngineInfo, EngineRequest, TokenDelta
 from engine.client import EngineClient
 from engine.validation import check_request
@@ -75,6 +78,8 @@ class Generations:
     tokenizer: PreTrainedTokenizerBase
     names: ModelNames
     adapters: NamedAdapters
+    sight: Sight
+    pictures: RunningPictures
     template: ChatTemplate
     prompts: PromptBuilder
     history: History
@@ -121,6 +126,7 @@ class Generations:
             self.names.adapter_in(request.model)
             request.candidates.check(info.max_running_sequences)
             check_held(request.constraint, request.tools, info)
+            self.sight.check(principal.tenant, pictures_in(said_in(request.items)))
         streams = [request.candidates.width for request in requests]
         tickets = await self.gate.admit_all(principal, streams)
         async with _released_unless_begun(tickets):
@@ -128,8 +134,9 @@ class Generations:
             await self.gate.reserve(
                 tickets, [_payable(principal, asked, info) for asked, _ in found]
             )
+            make = partial(self._generation, principal, on_socket)
             return [
-                Ready(ticket, partial(self._generation, principal, asked, ticket, asked_at, named))
+                Ready(ticket, partial(make, asked, ticket, asked_at, named))
                 for ticket, (asked, named) in zip(tickets, found, strict=True)
             ]
 
@@ -189,7 +196,7 @@ class Generations:
         async with _released_unless_begun([ticket]):
             asked = replace(interrupted, request=again, adapter=adapter)
             await ticket.reserve(_payable(principal, asked, info))
-            return self._generation(principal, asked, ticket, asked_at)
+            return self._generation(principal, None, asked, ticket, asked_at)
 
     async def count(
         self,
@@ -272,6 +279,7 @@ class Generations:
     ) -> EngineRequest:
         """What the engine is asked, with the grammar that the answer is held to."""
         tenant, key = asked.tenant, asked.namespaces.private_key
+        request = await self._with_checked_tools(request, tenant, key)
         beside = None
         if request.constraint is not None:
             constraint = request.constraint.of_model(self.template.tokens_in)
@@ -289,9 +297,25 @@ class Generations:
         check_request(held, info)
         return held
 
+    async def _with_checked_tools(
+        self, request: GenerationRequest, tenant: str, key: bytes
+    ) -> GenerationRequest:
+        """A request whose tools' grammars, of those that may be called, the engine can read."""
+        tools = request.tools
+        if not tools.raws:
+            return request
+        functions = list(tools.functions)
+        for at, one in enumerate(functions):
+            if one.grammar is not None and one.name in tools.raws:
+                constraint = Constraint(one.grammar, request.names.definition.format(at))
+                grammar = await self.grammars.check(tenant, key, constraint)
+                functions[at] = replace(one, grammar=grammar)
+        return replace(request, tools=replace(tools, functions=functions))
+
     def _generation(
         self,
         principal: Principal,
+        on_socket: SocketHistory | None,
         asked: Asked,
         ticket: Ticket,
         asked_at: float,
@@ -316,6 +340,8 @@ class Generations:
         )
         generation.timeline.asked = asked_at
         generation.named = named
+        if asked.request.pictures:
+            generation.end_with(self.pictures.held(asked, on_socket))
         generation.end_with(self.connections.stream(principal, generation.fail))
         if self.tracing is not None:
             generation.end_with(self.tracing.following(generation))

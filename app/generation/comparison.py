@@ -10,7 +10,7 @@ import sys
 import time
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import dropwhile, takewhile
+from itertools import dropwhile, takewhile, zip_longest
 from typing import Final
 
 from msgspec import UNSET
@@ -18,6 +18,7 @@ from msgspec import UNSET
 from app.prompt.breakpoints import num_common
 from app.prompt.conversation import Prompt
 from app.prompt.history import History, SocketHistory, Turn
+from app.prompt.picture_style import Shown
 from app.request.segments import Segment, Segments
 from app.wire.prompt_cache import (
     CacheDetails,
@@ -162,7 +163,9 @@ class Comparisons:
 
 def _hashes(asked: EngineRequest, info: EngineInfo, tokens: int) -> list[bytes]:
     """What the full blocks of the first tokens of a prompt are found by."""
-    extras = extras_for(info.hash_extras, info.rotary_switch, len(asked.prompt), asked.adapter)
+    extras = extras_for(
+        info.hash_extras, info.rotary_switch, len(asked.prompt), asked.adapter, asked.pictures
+    )
     return block_hashes(asked.prompt[:tokens], info.block_size, asked.namespaces, extras)
 
 
@@ -182,7 +185,7 @@ def compared(
         own: OwnReason = "namespace_changed" if same_user else "end_user_changed"
         return Comparison(changed=changed, own=own)
     earlier = turn.ids
-    reusable = num_common(earlier, prompt.ids)
+    reusable = _num_common(turn, earlier, prompt)
     parted = reusable < min(before.said_tokens, now.said_tokens)
     reason = _reason(before, now) if parted else None
     if reason == "input_changed":
@@ -198,6 +201,23 @@ def compared(
         kept=min(wanted, _bound(before)),
         block_size=info.block_size,
         is_elsewhere=not now.same(before, "shared"),
+    )
+
+
+def _num_common(turn: Turn, earlier: list[int], prompt: Prompt) -> int:
+    """How many tokens both begin with, of which equal ones may show different pictures."""
+    most = num_common(earlier, prompt.ids)
+    pairs = zip_longest(turn.pictures, prompt.pictures)
+    parted = (one or other for one, other in pairs if not _same(one, other))
+    first = next(parted, None)
+    return most if first is None else min(most, first.start)
+
+
+def _same(one: Shown | None, other: Shown | None) -> bool:
+    return (
+        one is not None
+        and other is not None
+        and (one.digest, one.start) == (other.digest, other.start)
     )
 
 

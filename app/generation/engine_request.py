@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import secrets
 from dataclasses import dataclass
+from hashlib import blake2b
 
 import msgspec
 
@@ -19,6 +20,7 @@ from engine.api import (
     EngineInfo,
     EngineRequest,
     Namespaces,
+    PictureUse,
     SamplingParams,
     TenantShare,
 )
@@ -29,6 +31,7 @@ from tenants.records import Principal, Tenant, TenantLimits
 MAX_LOGPROBS = 262_144
 """Log-probabilities of an answer, alternatives and candidates included."""
 _PRIORITIES: dict[Tier, int] = {"flex": -1, "default": 0, "priority": 1}
+_NAME_BYTES = 32
 _TOKEN_ID = re.compile(r"[0-9]{1,18}")
 """Few enough digits to be read: Python refuses more than 4,300 of them with an error of its own."""
 
@@ -99,11 +102,12 @@ def engine_request(
     sampling = _sampling_params(request, info, max_tokens)
     if candidates.beam is not None:
         sampling = msgspec.structs.replace(sampling, temperature=0.0)
+    namespaces = _namespaces(principal, prompt, _private_key(tenant, request, prompt))
     asked = EngineRequest(
         request_id=request.id,
         tenant=tenant.id,
         prompt=prompt.ids,
-        namespaces=_namespaces(principal, prompt, _private_key(tenant, request, prompt)),
+        namespaces=namespaces,
         sampling=sampling,
         share=tenant_share(tenant),
         cache=cache_policy(
@@ -114,9 +118,21 @@ def engine_request(
         priority=_PRIORITIES[request.sampling.tier],
         conversation=request.conversation_id or request.id,
         adapter=adapter,
+        pictures=tuple(
+            PictureUse(picture_name(namespaces, one.digest), one.start, one.count)
+            for one in prompt.pictures
+        ),
     )
     check_request(asked, info)
     return asked
+
+
+def picture_name(namespaces: Namespaces, digest: bytes) -> bytes:
+    """What the engine calls a picture of that digest: the name that only those can make who may
+    find the blocks behind it.
+    """
+    key = derive_key(namespaces.private_key, "picture")
+    return blake2b(digest, key=key, digest_size=_NAME_BYTES).digest()
 
 
 def renewed(

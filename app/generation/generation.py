@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
 from typing import Literal
@@ -80,7 +80,7 @@ class Generation:
         logprob_room: SharedRoom,
         deltas: AsyncGenerator[TokenDelta, None],
         new_reader: Callable[[Tools], ToolParser | None],
-        new_sifter: Callable[[Opened | None], ReasoningParser | None],
+        new_sifter: Callable[[Opened | None, Collection[str]], ReasoningParser | None],
     ) -> None:
         request = self.request = asked.request
         self.prompt = asked.prompt
@@ -93,7 +93,7 @@ class Generation:
                 request.generated_by(index),
                 asked.held,
                 new_reader(asked.tools),
-                new_sifter(asked.prompt.opened),
+                new_sifter(asked.prompt.opened, asked.tools.raws),
             )
             for index in range(request.num_outputs)
         ]

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Literal
+from collections.abc import Mapping, Sequence
+from typing import Final, Literal, cast
 
 import msgspec
 from transformers import PreTrainedTokenizerBase
@@ -23,8 +23,9 @@ class Piece(msgspec.Struct, frozen=True):
     """What became safe to show: text, with the log-probabilities of its tokens where asked for.
 
     Of `kind` "call" it is the name of a function: a call begins; of "arguments" more of this call's
-    arguments. Text of kind "reasoning" is none of what is said. `index` is its line's. The last
-    piece of a line says how it ended, and may add nothing else.
+    arguments; of "custom" and "input" the same of a custom tool. Text of kind "reasoning" is none
+    of what is said. `index` is its line's. The last piece of a line says how it ended, and may add
+    nothing else.
     """
 
     text: str
@@ -39,11 +40,20 @@ class Piece(msgspec.Struct, frozen=True):
         return not self.text and not self.logprobs
 
 
-OutputKind = Literal["text", "reasoning", "call"]
+OutputKind = Literal["text", "reasoning", "call", "custom"]
+_CALLS: Final[Mapping[Kind, OutputKind]] = {"arguments": "call", "input": "custom"}
+"""Of which kind the call is that such a piece goes on."""
+
+
+def output_kind(kind: Kind) -> OutputKind:
+    """Which kind of output pieces of a kind belong to."""
+    return _CALLS.get(kind) or cast("OutputKind", kind)
 
 
 class Output:
-    """A stretch of text or reasoning in an answer, or the call of the function `name`."""
+    """A stretch of text or reasoning in an answer, or the call of the function `name`, or of the
+    custom tool.
+    """
 
     def __init__(self, kind: OutputKind = "text", name: str = "") -> None:
         self.kind = kind
@@ -52,7 +62,7 @@ class Output:
 
     @property
     def text(self) -> str:
-        """The text, or a call's arguments as JSON."""
+        """The text, or a call's arguments as JSON, or its input."""
         return "".join(self.pieces)
 
 
@@ -119,7 +129,7 @@ class Line:
     @property
     def calls(self) -> list[Output]:
         """The calls so far."""
-        return [one for one in self.outputs if one.kind == "call"]
+        return [one for one in self.outputs if one.kind in ("call", "custom")]
 
     @property
     def stop_string(self) -> str | None:
@@ -128,10 +138,14 @@ class Line:
 
     @property
     def is_cut(self) -> bool:
-        """Whether a stop string has ended it within a call, whose arguments are not whole."""
+        """Whether a stop string has ended it within a call, whose arguments are not whole, or whose
+        input may not be.
+        """
         last = self.outputs[-1] if self.outputs else None
-        if not self._detokenizer.stopped or last is None or last.kind != "call":
+        if not self._detokenizer.stopped or last is None or last not in self.calls:
             return False
+        if last.kind == "custom":
+            return self._reader is None or not self._reader.has_whole_input
         try:
             msgspec.json.decode(last.text, type=msgspec.Raw)
         except msgspec.DecodeError:
@@ -245,10 +259,10 @@ class Line:
 
     def _note(self, part: Part) -> None:
         """Have `outputs` grow."""
-        if part.kind == "call":
-            self.outputs.append(Output("call", part.text))
+        kind = output_kind(part.kind)
+        if part.kind in ("call", "custom"):
+            self.outputs.append(Output(kind, part.text))
             return
-        kind: OutputKind = "call" if part.kind == "arguments" else part.kind
         if not self.outputs or self.outputs[-1].kind != kind:
             self.outputs.append(Output(kind))
         self.outputs[-1].pieces.append(part.text)

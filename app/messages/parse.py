@@ -14,7 +14,15 @@ from app.request.request import FieldNames, GenerationRequest, Item, Thought
 from app.request.template_options import TemplateOptions
 from app.wire.common import CacheControl, Effort, SamplingFields
 from app.wire.errors import invalid_request
-from app.wire.functions import FunctionCall, Message, Tools
+from app.wire.functions import (
+    PLACE,
+    FunctionCall,
+    Message,
+    Picture,
+    Tools,
+    pictures_in,
+    plain,
+)
 from app.wire.messages import (
     CountBody,
     MessagesBody,
@@ -24,14 +32,14 @@ from app.wire.messages import (
     ToolResultBlock,
     ToolUseBlock,
     Turn,
-    text_of,
 )
+from app.wire.parts.pictures import ImageBlock, with_content
 from app.wire.prompt_cache import MOST_WRITTEN
 from app.wire.tools import NamedFunction, asked_tools
 from engine.api import Grammar
 
 _SAYS = {
-    "user": (TextBlock, ToolResultBlock),
+    "user": (TextBlock, ImageBlock, ToolResultBlock),
     "assistant": (TextBlock, ThinkingBlock, RedactedBlock, ToolUseBlock),
     "system": (TextBlock,),
 }
@@ -57,7 +65,7 @@ def generation_request(body: CountBody) -> GenerationRequest:
     return GenerationRequest(
         id=f"msg_{secrets.token_hex(12)}",
         items=list(_Said(body).items()),
-        names=FieldNames("messages", "max_tokens", "tools[{}].input_schema", "signature"),
+        names=FieldNames("messages", "max_tokens", "tools[{}].input_schema", sealed="signature"),
         sampling=sampling,
         model=body.model,
         max_tokens=max_tokens,
@@ -137,7 +145,7 @@ class _Said:
         """Raises `ApiError` naming a block that its side cannot say."""
         body = self._body
         if body.system:
-            yield self._message("system", _texts(body.system))
+            yield self._message("system", [("system", one) for one in _texts(body.system)])
         self._is_owed = any(one.cache_control for one in body.tools or ())
         turns = enumerate(body.messages)
         parts = (self._turn(turn, f"messages[{number}]") for number, turn in turns)
@@ -149,33 +157,54 @@ class _Said:
     def _turn(self, turn: Turn, param: str) -> Iterator[Item]:
         _check_sides(turn, param)
         blocks, uses = turn.blocks, [one for one in turn.blocks if isinstance(one, ToolUseBlock)]
-        for block in blocks:
+        for index, block in enumerate(blocks):
             if isinstance(block, ThinkingBlock):
                 yield Thought(block.thinking, None if block.thinking else block.signature or None)
             elif isinstance(block, ToolResultBlock):
-                result = self._message("tool", [])
-                result["content"], result["call_id"] = block.text, block.tool_use_id
-                if block.cache_control is not None:
-                    _mark(result)
-                yield result
-        texts = [block for block in blocks if isinstance(block, TextBlock)]
-        if texts or turn.role == "assistant":
-            said = self._message(turn.role, texts)
+                yield self._result(block, f"{param}.content[{index}].content")
+        said_here = [
+            (f"{param}.content[{index}]", block)
+            for index, block in enumerate(blocks)
+            if isinstance(block, TextBlock | ImageBlock)
+        ]
+        if said_here or turn.role == "assistant":
+            said = self._message(turn.role, said_here)
             if uses:
                 said["calls"] = list(map(_call, uses))
             yield said
         self._is_owed |= any(one.cache_control for one in uses)
 
-    def _message(self, role: str, texts: list[TextBlock]) -> Message:
-        said: Message = {"role": role, "content": text_of(texts)}
+    def _result(self, block: ToolResultBlock, param: str) -> Message:
+        result = self._message("tool", [])
+        failed: Message = {"role": "tool", "content": "Error: " if block.is_error else ""}
+        said = with_content(failed, block.content, param)
+        result["content"] = f"{failed['content']}{said['content']}"
+        result["call_id"] = block.tool_use_id
+        if "pictures" in said:
+            result["pictures"] = said["pictures"]
+        if block.cache_control is not None:
+            _mark(result)
+        return result
+
+    def _message(self, role: str, blocks: Sequence[tuple[str, TextBlock | ImageBlock]]) -> Message:
+        """What blocks say, each under the name of its field."""
+        texts, pictures = list[str](), list[Picture]()
         marks, length = [0] if self._is_owed else [], 0
-        for block in texts:
-            length += len(block.text)
+        for param, block in blocks:
+            if isinstance(block, ImageBlock):
+                pictures.append(block.picture(param))
+                texts.append(PLACE)
+            else:
+                texts.append(plain(block.text))
+            length += len(texts[-1])
             if block.cache_control is not None:
                 marks.append(length)
         self._is_owed = False
+        said: Message = {"role": role, "content": "".join(texts)}
         if marks:
             said["breakpoints"] = marks
+        if pictures:
+            said["pictures"] = pictures
         return said
 
 
@@ -221,7 +250,10 @@ def _one(messages: Sequence[Item]) -> Item:
         for at in message.get("breakpoints", ())
     ]
     calls = [call for message in said for call in message.get("calls", ())]
+    pictures = pictures_in(said)
     whole: Message = {"role": said[0]["role"], "content": "".join(texts)}
+    if pictures:
+        whole["pictures"] = pictures
     if marks:
         whole["breakpoints"] = marks
     if calls:

@@ -17,15 +17,23 @@ from app.formats.reasoning.formats import ReasoningSetting
 from app.formats.tools.formats import ToolFormat
 from app.prompt.breakpoints import num_common, rendered_before
 from app.prompt.continuation import ASKED, SENTINEL, behind_answer, behind_calls, behind_question
+from app.prompt.picture_style import PictureStyle
 from app.prompt.plain_text import PlainText, TooManyTokens, marked, marked_json
 from app.prompt.reasoning_style import ReasoningStyle
-from app.prompt.tokenizer import control_tokens
+from app.prompt.tokenizer import control_tokens, end_spelled, spelled_controls
 from app.prompt.tool_style import REFUSALS, ToolStyle, tool_style
 from app.prompt.truncation import without_middle
 from app.request.template_options import TemplateOptions
 from app.wire.common import Effort
 from app.wire.errors import ApiError, ContextExceeded, invalid_request
-from app.wire.functions import Function, FunctionCall, Message, Tools, num_characters
+from app.wire.functions import (
+    Function,
+    FunctionCall,
+    Message,
+    Tools,
+    num_characters,
+    pictures_in,
+)
 from app.workers import Workers
 
 _INLINE_CHARACTERS = 4096
@@ -60,9 +68,11 @@ class ChatTemplate:
         context_tokens: int,
         tool_format: ToolFormat = "auto",
         reasoning_format: ReasoningSetting = "auto",
+        picture_token_id: int | None = None,
     ) -> None:
         self._tokenizer = tokenizer
-        self._texts = PlainText(tokenizer)
+        self.pictures = PictureStyle(tokenizer, picture_token_id)
+        self._texts = PlainText(tokenizer, self.pictures.placeholders)
         self._workers = workers
         self.context_tokens = context_tokens
         self._tool_format = tool_format
@@ -90,12 +100,7 @@ class ChatTemplate:
         Those are the markers of calls, and what the tokenizer does not call special: with others a
         client would open turns, and they stay spelled.
         """
-        markers = [
-            one.content
-            for one in self._tokenizer.added_tokens_decoder.values()
-            if one.content in text and (not one.special or one.content in self.tools.markers)
-        ]
-        return control_tokens(self._tokenizer, markers)
+        return spelled_controls(self._tokenizer, text, self.tools.markers)
 
     @property
     def special_ids(self) -> Collection[int]:
@@ -155,7 +160,7 @@ class ChatTemplate:
         write = partial(self._render, param, (), options)
         if calls is None:
             return partial(behind_question, write, opens)
-        ends = self._end_spelled(previous[-1]), str(self._tokenizer.eos_token)
+        ends = end_spelled(self._tokenizer, previous[-1]), str(self._tokenizer.eos_token)
         if calls and self.tools.native and self.tools.writes_calls:
             return partial(behind_calls, write, opens, ends, calls)
         return partial(behind_answer, write, opens, ends)
@@ -176,7 +181,11 @@ class ChatTemplate:
 
         def work() -> list[int]:
             texts = rendered_before(messages, render)
-            before = (self._texts.encode(text, self.context_tokens) for text in texts)
+            pictures = pictures_in(messages)
+            before = (
+                self.pictures.expanded(self._texts.encode(text, self.context_tokens), pictures)
+                for text in texts
+            )
             return [num_common([*previous, *one], ids) for one in before]
 
         return await self._workers.run(tenant, work)
@@ -282,9 +291,10 @@ class ChatTemplate:
 
         def count(message: Message) -> int:
             [one], _ = self._marked([message])
+            seen = sum(len(picture.token_ids) for picture in message.get("pictures", ()))
             try:
                 text = f"{one['content']}{one.get('tool_calls', '')}"
-                return len(self._texts.encode(text, max(0, room)))
+                return seen + len(self._texts.encode(text, max(0, room)))
             except TooManyTokens as error:
                 return int(error.args[0])
 
@@ -323,13 +333,18 @@ class ChatTemplate:
         What takes a while is done on a worker; so is what only has much before it, for that comes
         one by one to where all these ids are looked at. `size` is what else there is to render.
         """
-        context = self.context_tokens
+        context, pictures = self.context_tokens, pictures_in(messages)
 
         def work() -> list[int]:
             try:
-                return [*previous, *self._texts.encode(render(messages), context)]
+                ids = self._texts.encode(render(messages), context)
             except TooManyTokens as error:
                 raise self._too_many(error, param) from None
+            self.pictures.check_written(ids, pictures)
+            ids = self.pictures.expanded(ids, pictures)
+            if len(ids) > context:
+                raise self._too_many(TooManyTokens(len(ids)), param)
+            return [*previous, *ids]
 
         size += sum(map(num_characters, messages)) + len(previous)
         if size <= _INLINE_CHARACTERS and len(messages) <= _INLINE_MESSAGES:
@@ -364,14 +379,6 @@ class ChatTemplate:
             message = f"The model's chat template refuses these messages: {error}"
             raise invalid_request(message, param) from error
 
-    def _end_spelled(self, last: int) -> str:
-        """What an answer's last token spells, if it ends turns."""
-        token = self._tokenizer.added_tokens_decoder.get(last)
-        is_control = token is not None and token.special
-        if not is_control and last not in self._tokenizer.all_special_ids:
-            return ""
-        return str(self._tokenizer.decode([last], skip_special_tokens=False))
-
     def _told(self, options: TemplateOptions) -> dict[str, Any]:
         """What the template is told by name. Raises `ApiError` naming what cannot be."""
         mark = partial(marked_json, mark=self._texts.mark)
@@ -384,7 +391,9 @@ class ChatTemplate:
         self, messages: Sequence[Message], functions: Sequence[Function] = ()
     ) -> tuple[list[dict[str, Any]], list[dict[str, Any]] | None]:
         """Messages and functions as the template takes them."""
-        mark = self._texts.mark
+        mark, described = self._texts.mark, None
         if functions or any("calls" in one or "call_id" in one for one in messages):
-            return self.tools.rendered(messages, functions, mark)
-        return [marked(message, mark) for message in messages], None
+            said, described = self.tools.rendered(messages, functions, mark)
+        else:
+            said = [marked(message, mark) for message in messages]
+        return [self.pictures.given(one) for one in said], described

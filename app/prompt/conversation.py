@@ -7,25 +7,22 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
+from msgspec import structs
+
 from app.prompt.breakpoints import moved
 from app.prompt.chat_template import ChatTemplate
 from app.prompt.history import Turn
+from app.prompt.picture_style import Shown, behind_cut
 from app.prompt.reasoning_style import Aside, Opened, without_asides
-from app.prompt.sealing import PromptOrigin, decrypt_thought, unseal
+from app.prompt.sealing import PromptOrigin
 from app.prompt.system_prompts import RegisteredPrompts, SystemText
+from app.prompt.telling import Telling, said_in
 from app.prompt.truncation import without_middle_ids
-from app.request.request import (
-    FieldNames,
-    GenerationRequest,
-    Item,
-    ItemName,
-    SealedSummary,
-    Thought,
-)
+from app.request.request import GenerationRequest, Item, ItemName, SealedSummary
 from app.request.segments import Segments, digest
 from app.request.template_options import TemplateOptions
 from app.wire.errors import ContextExceeded, invalid_request
-from app.wire.functions import FunctionCall, Message, check_results
+from app.wire.functions import FunctionCall, Message, check_results, pictures_in
 from app.wire.prompt_cache import MOST_WRITTEN
 from tenants.records import Principal, Tenant
 
@@ -46,7 +43,8 @@ class Prompt:
     lie before each of its last `breakpoints`, and `said_tokens` before the beginning of an answer,
     which the next turn may write otherwise. Where there is to be no answer, `said` are the ids of
     what is said, without the beginning of one. `context` tells what of the conversation was summed
-    up or left out, and `segments` what later prompts are compared with.
+    up or left out, and `segments` what later prompts are compared with. Its `pictures` come in the
+    order of their tokens; the `files` of those that this turn has brought are by their digests.
     """
 
     ids: list[int]
@@ -64,14 +62,19 @@ class Prompt:
     said: list[int] | None = None
     context: bytes = b""
     segments: Segments | None = None
+    pictures: list[Shown] = field(default_factory=list)
+    files: dict[bytes, bytes] = field(default_factory=dict)
 
 
 class PromptBuilder:
     """Builds the prompts of turns."""
 
-    def __init__(self, template: ChatTemplate, registered: RegisteredPrompts) -> None:
+    def __init__(
+        self, template: ChatTemplate, registered: RegisteredPrompts, telling: Telling
+    ) -> None:
         self._template = template
         self._registered = registered
+        self._telling = telling
 
     async def raw(
         self, principal: Principal, request: GenerationRequest, raw: str | Sequence[int]
@@ -99,11 +102,11 @@ class PromptBuilder:
         # A system text alone can be computed before anything is asked.
         is_begun = request.prompt is not None or request.instructions is not None
         unsaid = request.max_tokens == 0 and is_begun
-        messages, recalled = await self._messages(
+        messages, recalled = await self._telling.messages(
             principal, items, request.names, len(earlier.items), unsaid=unsaid
         )
-        waiting = check_results(_said(earlier.items), (), "conversation")
-        check_results(_said(request.items), waiting, request.names.items)
+        waiting = check_results(said_in(earlier.items), (), "conversation")
+        check_results(said_in(request.items), waiting, request.names.items)
         system: SystemText | None = None
         if request.prompt is not None:
             if request.instructions is not None:
@@ -142,13 +145,18 @@ class PromptBuilder:
         The conversation keeps its system text and its tools, which the request `goes_on` with.
         """
         items = request.items
-        messages, recalled = await self._messages(
-            principal, items, request.names, unsaid=previous.is_unanswered
+        messages, recalled = await self._telling.messages(
+            principal,
+            items,
+            request.names,
+            num_pictures=len(previous.pictures),
+            unsaid=previous.is_unanswered,
         )
         calls = None if previous.is_unanswered else previous.calls
         check_results(messages, [call.id for call in calls or ()], request.names.items)
         if recalled is not None and recalled.text != previous.system:
             messages.insert(0, {"role": "system", "content": recalled.text})
+        pictures = pictures_in(messages)
         begun = self._without_reasoning(previous, messages, calls or (), request.template_options)
         tenant, names, options = principal.tenant, request.names, request.template_options
         write = partial(
@@ -172,6 +180,11 @@ class PromptBuilder:
             breakpoints=[*begun.breakpoints, *marks][-MOST_WRITTEN:],
             said=await write(opens=False) if request.max_tokens == 0 else None,
             context=_context(tenant, previous.context, items),
+            pictures=[
+                *begun.pictures,
+                *self._template.pictures.shown(ids, len(begun.ids), pictures, request.id),
+            ],
+            files={one.digest: one.file for one in pictures},
         )
         room = self._room(tenant, request)
         if request.truncates and len(ids) > room:
@@ -199,7 +212,8 @@ class PromptBuilder:
     ) -> Prompt:
         """A conversation so far, without what was reasoned where the template leaves that out."""
         ids, asides, num_starts = previous.ids, previous.asides, len(previous.starts)
-        positions = [*previous.starts, *previous.breakpoints]
+        shown, num_shown = previous.pictures, len(previous.pictures)
+        positions = [one.start for one in shown] + [*previous.starts, *previous.breakpoints]
         if asides and messages and not self._template.keeps_reasoning(messages, calls, options):
             ids, positions = without_asides(ids, asides, positions)
             asides = []
@@ -209,38 +223,31 @@ class PromptBuilder:
             previous.shared_owner,
             previous.system,
             origin=previous.origin,
-            starts=positions[:num_starts],
+            starts=positions[num_shown:][:num_starts],
             tools=previous.tools,
             asides=asides,
-            breakpoints=positions[num_starts:],
+            breakpoints=positions[num_shown + num_starts :],
+            pictures=[
+                structs.replace(one, start=at) for one, at in zip(shown, positions, strict=False)
+            ],
         )
 
     def _truncated(self, tenant: Tenant, prompt: Prompt, room: int) -> Prompt:
         """A later turn's prompt without so much of its middle that `room` is enough."""
         special = self._template.special_ids
         ids, starts = without_middle_ids(prompt.ids, prompt.starts, room, special)
-        said = prompt.said
+        said, moved_by = prompt.said, len(ids) - len(prompt.ids)
+        cut = (prompt.starts[0], starts[0] - moved_by) if moved_by else (0, 0)
         return replace(
             prompt,
             ids=ids,
             starts=starts,
+            pictures=list(behind_cut(prompt.pictures, *cut, moved_by)),
             asides=[],  # they lie elsewhere then, and stay
             breakpoints=moved(prompt.breakpoints, prompt.ids, ids),
             said=said and without_middle_ids(said, prompt.starts, room, special)[0],
             context=_context(tenant, prompt.context, (), len(prompt.ids) - len(ids)),
         )
-
-    async def check_sealed(self, principal: Principal, items: Sequence[Item], field: str) -> None:
-        """Raise `ApiError` naming one of a `field`'s items that no prompt can be made of.
-
-        Raises `StoreUnavailable` too, for a summary that was made under a registered prompt.
-        """
-        for index, item in enumerate(items):
-            param = f"{field}[{index}].encrypted_content"
-            if isinstance(item, Thought):
-                _thought(principal.tenant, item, param)
-            elif isinstance(item, SealedSummary):
-                await self._unsealed(principal, item, param)
 
     async def _first_prompt(
         self, tenant: Tenant, request: GenerationRequest, messages: list[Message]
@@ -260,9 +267,12 @@ class PromptBuilder:
         )
         ids, left = await self._first_ids(tenant, request, messages, ask)
         render = self._template.rendering(param, tools, options)
+        pictures = pictures_in(left)
         return Prompt(
             ids,
             end_user=request.sampling.end_user or request.earlier.end_user,
+            pictures=list(self._template.pictures.shown(ids, 0, pictures, request.id)),
+            files={one.digest: one.file for one in pictures},
             tools=tools.digest,
             breakpoints=await self._template.breakpoints(tenant.id, ids, left, render),
             said=await ask(left, opens=False) if request.max_tokens == 0 else None,
@@ -296,66 +306,6 @@ class PromptBuilder:
         context = min(context, tenant.limits.context_tokens or context)
         return context - (request.max_tokens or context // _ANSWER_PART)
 
-    async def _messages(
-        self,
-        principal: Principal,
-        items: Sequence[Item | ItemName],
-        names: FieldNames,
-        num_earlier: int = 0,
-        *,
-        unsaid: bool = False,
-    ) -> tuple[list[Message], SystemText | None]:
-        """Items as templates take them, and the registered prompt that the first summary was under.
-
-        Summaries speak as the system. The first `num_earlier` items are the conversation's. There
-        may be none where they may be `unsaid`.
-        """
-        messages: list[Message] = []
-        recalled: SystemText | None = None
-        thought = ""
-        for index, item in enumerate(items):
-            assert not isinstance(item, ItemName), "names are looked up before"
-            param = names.sealed.format(index - num_earlier)
-            if index < num_earlier:
-                param = "conversation"
-            if isinstance(item, Thought):
-                thought += _thought(principal.tenant, item, param)
-                continue
-            if not isinstance(item, SealedSummary):
-                _say(messages, item, thought)
-                thought = ""
-                continue
-            summary, system = await self._unsealed(principal, item, param)
-            if system is not None:
-                if recalled is None:
-                    recalled = system
-                elif system != recalled:
-                    messages.append({"role": "system", "content": system.text})
-            text = f"Summary of the conversation so far: {summary}"
-            messages.append({"role": "system", "content": text})
-        if not messages and not unsaid:
-            raise invalid_request("Nothing is said that could be answered.", names.items)
-        return messages, recalled
-
-    async def _unsealed(
-        self, principal: Principal, item: SealedSummary, param: str
-    ) -> tuple[str, SystemText | None]:
-        """What a summary says, and the registered prompt that it was made under.
-
-        Raises `ApiError` naming `param`, and `StoreUnavailable`.
-        """
-        summary = unseal(principal.tenant, item.sealed)
-        if summary is None:
-            message = "This compaction item was not made by this service for this tenant."
-            raise invalid_request(message, param)
-        if summary.origin is None:
-            return summary.text, None
-        return summary.text, await self._registered.recall(principal, summary.origin, param)
-
-
-def _said(items: Sequence[Item | ItemName]) -> list[Message]:
-    return [item for item in items if isinstance(item, dict)]
-
 
 def _context(
     tenant: Tenant, before: bytes, items: Sequence[Item | ItemName], left_out: int = 0
@@ -370,31 +320,3 @@ def _context(
 def _goes_on(messages: Sequence[Message]) -> bool:
     """Whether they belong to the turn before."""
     return not messages or "call_id" in messages[0]
-
-
-def _thought(tenant: Tenant, thought: Thought, param: str) -> str:
-    """What was reasoned. Raises `ApiError` naming `param` where it was sealed by others, or for
-    another tenant.
-    """
-    if thought.sealed is None:
-        return thought.text
-    text = decrypt_thought(tenant, thought.sealed)
-    if text is None:
-        message = "This content was not encrypted by this service for this tenant."
-        raise invalid_request(message, param, "invalid_encrypted_content")
-    return text
-
-
-def _say(messages: list[Message], message: Message, thought: str) -> None:
-    """Add a message; one of calls alone belongs to the answer that it stands behind.
-
-    A `thought` before an assistant's is what it reasoned.
-    """
-    if thought and message["role"] == "assistant":
-        message = {**message, "reasoning": thought}
-    calls, before = message.get("calls"), messages[-1] if messages else None
-    bare = calls and not message["content"] and "reasoning" not in message
-    if calls and bare and before is not None and before["role"] == "assistant":
-        messages[-1] = {**before, "calls": [*before.get("calls", ()), *calls]}
-    else:
-        messages.append(message)

@@ -11,6 +11,7 @@ from array import array
 
 import msgspec
 
+from app.prompt.picture_style import Shown
 from app.prompt.reasoning_style import Aside
 from app.prompt.sealing import PromptOrigin
 from app.recent import Recent
@@ -37,7 +38,8 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True):
     conversation have begun, and at `asides` lies what was reasoned. `input` are the items of the
     request, as JSON. `tools` tells which functions the prompt describes. So many ids lie before
     each of the conversation's last `breakpoints`. What was said last may be unanswered, and the ids
-    end with it. Of `segments` and `context` see `Prompt`.
+    end with it. Of `segments`, `context` and `pictures` see
+    `Prompt`.
     """
 
     packed_ids: bytes
@@ -55,16 +57,13 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True):
     is_unanswered: bool = False
     segments: Segments | None = None
     context: bytes = b""
+    pictures: list[Shown] = []
 
     @property
     def calls(self) -> list[FunctionCall]:
         """The calls of the response."""
         shown = msgspec.json.decode(self.response, type=_Shown)
-        return [
-            FunctionCall(item.call_id, item.name, item.arguments)
-            for item in shown.output
-            if item.type == "function_call"
-        ]
+        return [call for item in shown.output if (call := item.call) is not None]
 
     @property
     def ids(self) -> list[int]:
@@ -79,6 +78,15 @@ class _ShownItem(msgspec.Struct):
     call_id: str = ""
     name: str = ""
     arguments: str = ""
+    input: str = ""
+
+    @property
+    def call(self) -> FunctionCall | None:
+        """The call, if it is one."""
+        if self.type == "custom_tool_call":
+            return FunctionCall.of_text(self.call_id, self.name, self.input)
+        is_call = self.type == "function_call"
+        return FunctionCall(self.call_id, self.name, self.arguments) if is_call else None
 
 
 class _Shown(msgspec.Struct):

@@ -16,11 +16,10 @@ from typing import Any, Final
 from tokenizers import AddedToken, Encoding, Tokenizer
 from transformers import PreTrainedTokenizerBase
 
-from app.wire.functions import Message
+from app.wire.functions import PLACE, REPLACEMENT, Message
 
 MARK: Final = "\ufdd0"
 """A noncharacter, which no text is meant to hold (Unicode, section 23.7)."""
-_REPLACEMENT: Final = "\ufffd"
 _PIECE_CHARACTERS: Final = 65_536
 _USUAL_CHARACTERS: Final = 6
 """A token of ordinary text has fewer: such a text is tokenized without being counted first."""
@@ -40,7 +39,10 @@ class PlainText:
     The tokenizer gets one more token, behind all that a model knows.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+    def __init__(
+        self, tokenizer: PreTrainedTokenizerBase, placeholders: frozenset[str] = frozenset()
+    ) -> None:
+        """No text whatever holds one of the `placeholders`."""
         mark = AddedToken(MARK, normalized=False, special=True)
         tokenizer.add_tokens([mark], special_tokens=True)
         self._tokenizer = tokenizer
@@ -60,6 +62,7 @@ class PlainText:
         self._disguised = self._disguisable(added)
         template = str(tokenizer.chat_template or "")
         self._special = _splittable(token.content for token in added if token.special)
+        self._special |= _splittable(placeholders)
         # Some tokens that templates speak with are not declared special: `<tool_call>`.
         self._spoken = _splittable(token.content for token in added if token.content in template)
 
@@ -68,7 +71,7 @@ class PlainText:
 
         An assistant's may hold what the model writes and templates look for, such as `</think>`.
         """
-        text = self._undisguised(text.replace(MARK, _REPLACEMENT))
+        text = self._undisguised(text.replace(MARK, REPLACEMENT))
         controls = self._special if role == "assistant" else self._special | self._spoken
         return _broken(text, controls)
 
@@ -77,7 +80,7 @@ class PlainText:
 
         Raises `TooManyTokens`.
         """
-        return self.encode(text.replace(MARK, _REPLACEMENT), most)
+        return self.encode(text.replace(MARK, REPLACEMENT), most)
 
     @cached_property
     def leading_ids(self) -> list[int]:
@@ -132,8 +135,10 @@ class PlainText:
 
 def marked(message: Message, mark: Mark) -> dict[str, Any]:
     """What a message says as a template takes it."""
-    role = message["role"]
-    out: dict[str, Any] = {"role": role, "content": mark(message["content"], role)}
+    role, content = message["role"], message["content"]
+    if "pictures" not in message:
+        content = content.replace(PLACE, REPLACEMENT)
+    out: dict[str, Any] = {"role": role, "content": mark(content, role)}
     if "name" in message:
         out["name"] = mark(message["name"], "user")
     if "reasoning" in message:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -101,11 +101,13 @@ class ReasoningStyle:
             count += 1
         return Opened(count, by)
 
-    def sifter(self, opened: Opened | None) -> ReasoningParser | None:
-        """What takes reasoning out of an answer; `None` where there is none to be looked for."""
+    def sifter(self, opened: Opened | None, raws: Collection[str] = ()) -> ReasoningParser | None:
+        """What takes reasoning out of an answer, which may end with a call of one of `raws`; `None`
+        where there is none to be looked for.
+        """
         if self.form is None or opened is None:
             return None
-        return ReasoningParser(self.form, opened.by)
+        return ReasoningParser(self.form, opened.by, raws)
 
     def before(
         self, grammar: Grammar, opened: Opened | None, most_tokens: int | None = None

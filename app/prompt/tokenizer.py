@@ -14,9 +14,15 @@ _PLAIN_CLASSES = ("TokenizersBackend", "PreTrainedTokenizerFast")
 
 
 def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
-    """The tokenizer of a Hugging Face folder. Raises `ModelUnavailable`."""
+    """The tokenizer of a Hugging Face folder, with the chat template of its processor, where that
+    has one of its own, which knows pictures. Raises `ModelUnavailable`.
+    """
     try:
-        return _load(folder)
+        tokenizer = _load(folder)
+        own = folder / "chat_template.json"
+        if own.is_file():
+            tokenizer.chat_template = json.loads(own.read_text())["chat_template"]
+        return tokenizer
     except Exception as error:  # the library behind it raises nothing more special
         raise ModelUnavailable(
             f"{folder} has no tokenizer that can be read: {in_a_line(error)}; fetch its files "
@@ -50,3 +56,24 @@ def control_tokens(tokenizer: PreTrainedTokenizerBase, markers: Collection[str])
         if token.content in markers
         and (token.special or (token.content[0] == "<" and token.content[-1] == ">"))
     }
+
+
+def spelled_controls(
+    tokenizer: PreTrainedTokenizerBase, text: str, markers: Collection[str]
+) -> dict[str, int]:
+    """The control tokens that a text spells: those that are not special, and `markers`."""
+    spelled = [
+        one.content
+        for one in tokenizer.added_tokens_decoder.values()
+        if one.content in text and (not one.special or one.content in markers)
+    ]
+    return control_tokens(tokenizer, spelled)
+
+
+def end_spelled(tokenizer: PreTrainedTokenizerBase, last: int) -> str:
+    """What an answer's last token spells, if it ends turns."""
+    token = tokenizer.added_tokens_decoder.get(last)
+    is_control = token is not None and token.special
+    if not is_control and last not in tokenizer.all_special_ids:
+        return ""
+    return str(tokenizer.decode([last], skip_special_tokens=False))

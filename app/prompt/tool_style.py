@@ -23,7 +23,7 @@ from app.formats.tools.parser import ToolParser
 from app.prompt.plain_text import Mark, marked, marked_json
 from app.wire.bounded_json import decode_json, is_too_deep
 from app.wire.errors import ApiError, invalid_request
-from app.wire.functions import Function, FunctionCall, Message, Tools
+from app.wire.functions import Function, FunctionCall, Message, Tools, pictures_in, plain
 
 REFUSALS = (TemplateError, TypeError, ValueError, KeyError)
 """What templates raise for messages that they were not written for."""
@@ -59,7 +59,9 @@ class ToolStyle:
         """What reads one answer; `None` for an answer that is all text."""
         if self.form is None or not tools.names:
             return None
-        return ToolParser(self.form, tools.schemas, tools.parallel, tools.required)
+        return ToolParser(
+            self.form, tools.schemas, tools.parallel, tools.required, tools.texts, tools.raws
+        )
 
     @property
     def markers(self) -> Sequence[str]:
@@ -106,6 +108,8 @@ class ToolStyle:
                 role, text = "user", f"<tool_response>\n{text}\n</tool_response>"
             if is_result and after_result:
                 told[-1]["content"] += f"\n{text}"
+                if pictures := pictures_in([told[-1], message]):
+                    told[-1]["pictures"] = pictures
             else:
                 told.append({**message, "role": role, "content": text})
                 told[-1].pop("call_id", None)
@@ -131,7 +135,7 @@ class ToolStyle:
             system = first["content"]
             return [{"role": "system", "content": f"{system}\n\n{text}"}, *messages[1:]]
         if first is not None and not self.takes_system:
-            return [{**first, "content": f"{text}\n\n{first['content']}"}, *messages[1:]]
+            return [{**first, "content": f"{plain(text)}\n\n{first['content']}"}, *messages[1:]]
         return [{"role": "system", "content": text}, *messages]
 
     def _with_calls_in_text(self, message: Message) -> Message:

@@ -84,6 +84,9 @@ def constraint_of(
         if holding:
             message = f"'{field}' cannot go with '{holding}', which says where the answer ends."
             raise invalid_request(message, field)
+    if sampling.stop_token_ids and tools.raws:
+        message = "'stop_token_ids' cannot go with tools that have a grammar."
+        raise invalid_request(message, "stop_token_ids")
     return asked
 
 

@@ -10,7 +10,7 @@ from app.request.constraint import Constraint
 from app.request.template_options import TemplateOptions
 from app.wire.common import SamplingFields, Verbosity
 from app.wire.errors import invalid_request
-from app.wire.functions import Message, Tools, num_characters
+from app.wire.functions import Function, Message, Tools, num_characters
 from app.wire.responses import PromptReference
 from engine.api import BeamParams
 
@@ -60,14 +60,19 @@ class ItemName:
 class FieldNames:
     """What the request's API calls its fields, for errors to name.
 
-    `parameters` are those of a function, and `sealed` what an item holds for this service alone, by
-    their places.
+    `parameters` are those of a function, `definition` is that of a custom tool's grammar, and
+    `sealed` what an item holds for this service alone, by their places.
     """
 
     items: str
     max_tokens: str
     parameters: str = "tools[{}].parameters"
+    definition: str = "tools[{}].format.definition"
     sealed: str = "input[{}].encrypted_content"
+
+    def held(self, function: Function) -> str:
+        """What says what calls of a function have to be."""
+        return self.parameters if function.grammar is None else self.definition
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -168,4 +173,6 @@ def item_characters(item: Item | ItemName) -> int:
         return 0
     if isinstance(item, Thought):
         return len(item.text) + len(item.sealed or "")
-    return len(item.sealed) if isinstance(item, SealedSummary) else num_characters(item)
+    if isinstance(item, SealedSummary):
+        return len(item.sealed)
+    return num_characters(item) + sum(len(one.url) for one in item.get("pictures", ()))

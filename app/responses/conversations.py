@@ -250,12 +250,12 @@ class _Call(msgspec.Struct):
 
 def _follow(item: bytes, waiting: set[str]) -> str | None:
     """Have `waiting` be the calls without a result behind an item; the call that a result lacks."""
-    if b'"function_call' not in item:
+    if b"_call" not in item:
         return None
     read = msgspec.json.decode(item, type=_Call)
-    if read.type == "function_call":
+    if read.type in ("function_call", "custom_tool_call"):
         waiting.add(read.call_id)
-    elif read.type == "function_call_output":
+    elif read.type in ("function_call_output", "custom_tool_call_output"):
         if read.call_id not in waiting:
             return read.call_id
         waiting.remove(read.call_id)

@@ -42,6 +42,8 @@ _PREFIXES = {
     "reasoning": "rs",
     "function_call": "fc",
     "function_call_output": "fco",
+    "custom_tool_call": "ctc",
+    "custom_tool_call_output": "ctco",
 }
 
 
@@ -144,8 +146,8 @@ class NamedItems:
             message = "This conversation is full: begin another one, or delete some of its items."
             raise invalid_request(message, "conversation")
         if kept.num_bytes <= INLINE_BYTES:
-            return _said_in(kept)
-        return await self._workers.run(tenant_id, partial(_said_in, kept))
+            return _said_in(kept, conversation_id)
+        return await self._workers.run(tenant_id, partial(_said_in, kept, conversation_id))
 
     async def _found(
         self,
@@ -171,10 +173,11 @@ class NamedItems:
         return await self._workers.run(tenant_id, work) if turns else work()
 
 
-def _said_in(kept: Conversation) -> Earlier:
+def _said_in(kept: Conversation, conversation_id: str) -> Earlier:
     documents = {"items": [msgspec.json.decode(item) for item in kept.items.values()]}
     items = parse(KeptItems, documents, ignores_unknown=True).items
-    return Earlier(conversation(items), kept.end_user, kept.items)
+    said = conversation(items, "conversation", conversation_id)
+    return Earlier(said, kept.end_user, kept.items)
 
 
 def _resolved(
@@ -196,12 +199,13 @@ def _resolved(
             continue
         param = f"input[{index}].id"
         if item.id not in known:
-            document = documents.get(_response_of(item) or "", {}).get(item.id)
+            response_id = _response_of(item) or ""
+            document = documents.get(response_id, {}).get(item.id)
             if document is None:
                 message = f"There is no item '{item.id}'."
                 raise ApiError(404, message, code="item_not_found", param=param)
             resolved = parse(ResolvedInput, {"item": document}, ignores_unknown=True)
-            [known[item.id]] = conversation([resolved.item])
+            [known[item.id]] = conversation([resolved.item], "input", response_id)
             named[item.id] = msgspec.json.encode(without_logprobs(document))
         max_characters -= item_characters(known[item.id])
         if max_characters < 0:

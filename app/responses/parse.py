@@ -25,13 +25,22 @@ from app.request.template_options import TemplateOptions
 from app.wire.errors import invalid_request
 from app.wire.events import AppliedCacheOptions, ResponseResource
 from app.wire.functions import FunctionCall, Message
-from app.wire.items import CompactionItem, ItemReference, MessageItem, ReasoningItem, ResolvedItem
+from app.wire.items import (
+    CompactionItem,
+    CustomToolCallItem,
+    FunctionCallItem,
+    ItemReference,
+    MessageItem,
+    ReasoningItem,
+    ResolvedItem,
+    ResultItem,
+)
+from app.wire.parts.pictures import with_content
 from app.wire.prompt_cache import DEFAULT_TTL, CacheBreakpoint, marked_parts, with_breakpoints
 from app.wire.responses import LOGPROBS, CompactBody, CreateBody
 from app.wire.tools import (
-    FunctionCallItem,
-    FunctionCallOutputItem,
     FunctionTool,
+    TextTool,
     ToolChoice,
     asked_tools,
 )
@@ -53,8 +62,8 @@ def generation_request(body: CreateBody) -> GenerationRequest:
     return GenerationRequest(
         id=f"resp_{secrets.token_hex(16)}",
         items=[
-            ItemName(item.id) if isinstance(item, ItemReference) else _item(item)
-            for item in body.items
+            ItemName(item.id) if isinstance(item, ItemReference) else _item(item, f"input[{index}]")
+            for index, item in enumerate(body.items)
         ],
         names=_NAMES,
         sampling=body,
@@ -90,29 +99,46 @@ def wish_of(body: CreateBody | CompactBody) -> CacheWish:
     for item in body.items:
         if isinstance(item, MessageItem):
             marks += marked_parts(item.content)
-        elif isinstance(item, FunctionCallOutputItem):
+        elif isinstance(item, ResultItem):
             marks += marked_parts(item.output)
     return cache_wish(body.prompt_cache_options, body.prompt_cache_retention, marks)
 
 
-def conversation(items: Sequence[ResolvedItem]) -> list[Item]:
-    """Items of the input as what was said."""
-    return [_item(item) for item in items]
+def conversation(
+    items: Sequence[ResolvedItem], field: str = "input", origin: str = ""
+) -> list[Item]:
+    """Items of a `field` as what was said; those that were kept, with their `origin`."""
+    return [_item(item, f"{field}[{index}]", origin) for index, item in enumerate(items)]
 
 
-def _item(item: ResolvedItem) -> Item:
+def _item(item: ResolvedItem, param: str, origin: str = "") -> Item:
     if isinstance(item, ReasoningItem):
         return Thought(item.text, item.encrypted_content)
     if isinstance(item, FunctionCallItem):
         call = FunctionCall(item.call_id, item.name, item.arguments)
         return {"role": "assistant", "content": "", "calls": [call]}
+    if isinstance(item, CustomToolCallItem):
+        call = FunctionCall.of_text(item.call_id, item.name, item.input)
+        return {"role": "assistant", "content": "", "calls": [call]}
     if isinstance(item, CompactionItem):
         return SealedSummary(item.encrypted_content)
-    if isinstance(item, FunctionCallOutputItem):
-        result: Message = {"role": "tool", "content": item.text, "call_id": item.call_id}
-        return with_breakpoints(result, item.output)
+    if isinstance(item, ResultItem):
+        result: Message = {"role": "tool", "content": "", "call_id": item.call_id}
+        result = with_content(result, item.output, f"{param}.output")
+        return with_breakpoints(_kept_under(origin, result), item.output)
     role = "system" if item.role == "developer" else item.role
-    return with_breakpoints({"role": role, "content": item.text}, item.content)
+    said = with_content(
+        {"role": role, "content": ""}, item.content, f"{param}.content", taken=role == "user"
+    )
+    return with_breakpoints(_kept_under(origin, said), item.content)
+
+
+def _kept_under(origin: str, message: Message) -> Message:
+    """A message whose pictures are kept there, if it has any."""
+    if not origin or "pictures" not in message:
+        return message
+    kept = [replace(one, origin=origin) for one in message["pictures"]]
+    return {**message, "pictures": kept}
 
 
 def new_response(
@@ -168,14 +194,17 @@ def _applied(body: CreateBody, tenant: Tenant) -> AppliedCacheOptions | UnsetTyp
     )
 
 
-def _tool(tool: FunctionTool) -> dict[str, Any]:
-    """A function as the response shows it, with the fields that a client may look for."""
+def _tool(tool: FunctionTool | TextTool) -> dict[str, Any]:
+    """A tool as the response shows it, with the fields that a client may look for."""
     # Not dumped: that goes through all of a schema, which is JSON as it stands.
     # Declared fields only: what an unknown one is named may be a method here.
     fields = tool.model_fields_set & type(tool).model_fields.keys()
     given = {name: getattr(tool, name) for name in fields}
     if "is_async" in given:
         given["async"] = given.pop("is_async")
+    if isinstance(tool, TextTool):
+        shown = {"type": "text"} if tool.format is None else tool.format.model_dump()
+        return {"description": None} | given | {"format": shown}
     return {"type": "function", "description": None, "parameters": None, "strict": None} | given
 
 

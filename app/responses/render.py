@@ -11,15 +11,18 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from app.generation.generation import Generation, Outcome
-from app.generation.lines import Output, OutputKind, Piece
+from app.generation.lines import Output, OutputKind, Piece, output_kind
 from app.responses.items import output_item_id
 from app.wire.events import (
     ArgumentsDelta,
     ArgumentsDone,
+    CustomToolCall,
     EncodedLogprob,
     Event,
     FunctionCall,
     IncompleteDetails,
+    InputDelta,
+    InputDone,
     InputTokensDetails,
     ItemEvent,
     ItemStatus,
@@ -55,7 +58,12 @@ _REASON_OF_OUTCOME: dict[Outcome, Literal["max_output_tokens", "service_restart"
     "length": "max_output_tokens",
     "suspended": "service_restart",
 }
-_PREFIXES: dict[OutputKind, str] = {"text": "msg", "reasoning": "rs", "call": "fc"}
+_PREFIXES: dict[OutputKind, str] = {
+    "text": "msg",
+    "reasoning": "rs",
+    "call": "fc",
+    "custom": "ctc",
+}
 _EVENT_OF_STATUS: dict[Status, LifecycleKind] = {
     "completed": "response.completed",
     "incomplete": "response.incomplete",
@@ -108,8 +116,8 @@ class ResponseRenderer:
         if piece.is_empty:
             return []
         index = len(self.logprobs) - 1
-        kind: OutputKind = "call" if piece.kind == "arguments" else piece.kind
-        if index < 0 or piece.kind == "call" or kind != self._output(index, generation).kind:
+        begins = index < 0 or piece.kind in ("call", "custom")
+        if begins or output_kind(piece.kind) != self._output(index, generation).kind:
             events = [*self._item_done(generation, "completed"), *self._item_begun(generation)]
             index += 1
         else:
@@ -120,6 +128,8 @@ class ResponseRenderer:
         place: Any = {"item_id": item_id, "output_index": index, "delta": piece.text}
         if piece.kind == "arguments":
             events.append(ArgumentsDelta(**place, obfuscation=obfuscation))
+        elif piece.kind == "input":
+            events.append(InputDelta(**place, obfuscation=obfuscation))
         elif piece.kind == "reasoning":
             events.append(ReasoningDelta(**place, obfuscation=obfuscation))
         elif piece.kind == "text":
@@ -166,12 +176,14 @@ class ResponseRenderer:
         item = self._item(index, generation, "in_progress")
         if isinstance(item, FunctionCall):
             item.arguments = ""
+        elif isinstance(item, CustomToolCall):
+            item.input = ""
         else:
             item.content = []
         events: list[Event] = [
             ItemEvent(type="response.output_item.added", output_index=index, item=item)
         ]
-        if not isinstance(item, FunctionCall):
+        if not isinstance(item, FunctionCall | CustomToolCall):
             part = TextPart(text="") if isinstance(item, OutputMessage) else ReasoningText(text="")
             place: Any = {"item_id": item.id, "output_index": index}
             events.append(PartEvent(**place, type="response.content_part.added", part=part))
@@ -186,6 +198,8 @@ class ResponseRenderer:
         place: Any = {"item_id": item.id, "output_index": index}
         if isinstance(item, FunctionCall):
             events: list[Event] = [ArgumentsDone(**place, name=item.name, arguments=item.arguments)]
+        elif isinstance(item, CustomToolCall):
+            events = [InputDone(**place, input=item.input)]
         else:
             [part] = item.content
             events = [
@@ -207,14 +221,12 @@ class ResponseRenderer:
             if self._seal is not None and status != "in_progress":
                 item.encrypted_content = self._seal(output.text)
             return item
-        if output.kind == "call":
-            return FunctionCall(
-                id=item_id,
-                call_id=made_id("call_", self.resource.id, index),
-                name=output.name,
-                arguments=output.text,
-                status=status,
-            )
+        if output.kind in ("call", "custom"):
+            call_id, text = made_id("call_", self.resource.id, index), output.text
+            named: Any = {"id": item_id, "call_id": call_id, "name": output.name, "status": status}
+            if output.kind == "call":
+                return FunctionCall(**named, arguments=text)
+            return CustomToolCall(**named, input=text)
         part = TextPart(text=output.text, logprobs=self.logprobs[index])
         return OutputMessage(id=item_id, status=status, content=[part])
 

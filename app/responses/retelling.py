@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from app.prompt.history import History, SocketHistory, Turn
-from app.request.request import Earlier
+from app.request.request import Earlier, Item
 from app.responses.parse import conversation
 from app.wire.common import MAX_ITEMS, parse
 from app.wire.errors import ApiError, invalid_request
@@ -45,13 +45,13 @@ class Retelling:
 
         Raises `ApiError` where some of it is not kept, or it is too long, and `StoreUnavailable`.
         """
-        turns, left, wanted = list[Turn](), self._max_bytes, str(response_id)
+        turns, left, wanted = dict[str, Turn](), self._max_bytes, str(response_id)
         while wanted:
             turn = on_socket.load(wanted) if on_socket is not None else None
             turn = turn or await self._history.load(tenant_id, wanted)
             if turn is None:
                 raise _gone(wanted)
-            turns.append(turn)
+            turns[wanted] = turn
             left -= len(turn.input) + len(turn.response)
             if left < 0 or len(turns) > MAX_ITEMS:
                 message = "The conversation is too long to change its instructions or tools."
@@ -64,16 +64,19 @@ class Retelling:
                 )
                 raise invalid_request(message, _PARAM)
             wanted = shown.previous_response_id or ""
-        said = await self._workers.run(tenant_id, partial(_items, turns[::-1]))
-        return Earlier(conversation(said.items), turns[0].end_user)
+        said = await self._workers.run(tenant_id, partial(_said_in, turns))
+        return Earlier(said, turns[response_id].end_user)
 
 
-def _items(turns: list[Turn]) -> KeptItems:
-    items = list[dict[str, Any]]()
-    for turn in turns:
-        items += msgspec.json.decode(turn.input or b"[]", type=list[dict[str, Any]])
+def _said_in(turns: dict[str, Turn]) -> list[Item]:
+    """What was said in turns by their responses' ids, the last one first."""
+    said = list[Item]()
+    for response_id, turn in reversed(turns.items()):
+        items = msgspec.json.decode(turn.input or b"[]", type=list[dict[str, Any]])
         items += msgspec.json.decode(turn.response, type=_Shown).output
-    return parse(KeptItems, {"items": items}, ignores_unknown=True)
+        kept = parse(KeptItems, {"items": items}, ignores_unknown=True)
+        said += conversation(kept.items, _PARAM, response_id)
+    return said
 
 
 def _gone(response_id: str) -> ApiError:

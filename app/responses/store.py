@@ -254,6 +254,7 @@ class ResponseStore:
             is_unanswered=said is not None,
             segments=prompt.segments,
             context=prompt.context,
+            pictures=prompt.pictures,
         )
         if resource.store:
             await self._history.save(tenant, resource.id, turn)

@@ -134,7 +134,7 @@ async def _kept(
     """New items as they are kept. Raises `ApiError` for one that no response could go on from."""
     if not items:
         return []
-    await service.prompts.check_sealed(principal, said_in(items), "items")
+    await service.telling.check(principal, said_in(items, "items"), "items")
     return await service.workers.run(
         principal.tenant.id, lambda: kept_items(listed_items(secrets.token_hex(16), items))
     )

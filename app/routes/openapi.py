@@ -36,6 +36,8 @@ from app.wire.events import (
     ArgumentsDelta,
     ArgumentsDone,
     CompactedResource,
+    InputDelta,
+    InputDone,
     ItemEvent,
     LifecycleEvent,
     PartEvent,
@@ -221,6 +223,8 @@ ResponseEvent = (
     | ReasoningDone
     | ArgumentsDelta
     | ArgumentsDone
+    | InputDelta
+    | InputDone
 )
 
 

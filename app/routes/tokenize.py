@@ -28,6 +28,7 @@ async def tokenize(request: Request) -> ASGIApp:
     service, principal = await identified(request)
     body = await service.bodies.read(request, TokenizeBody, principal)
     await service.adapters.meant(principal, body.model)
+    sight = service.generations.sight
     async with service.generations.counted(principal):
         if body.messages is not None:
             items = [
@@ -35,6 +36,7 @@ async def tokenize(request: Request) -> ASGIApp:
                 for index, message in enumerate(body.messages)
             ]
             options = TemplateOptions(named=body.chat_template_kwargs or {})
+            items = await unless_gone(request, sight.looked_at(principal.tenant, items))
             work = service.template.prompt_ids(
                 principal.tenant.id, items, "messages", options=options
             )

@@ -14,6 +14,7 @@ from app.settings.addresses import AddressSettings
 from app.settings.engine import EngineSettings
 from app.settings.limits import LimitSettings
 from app.settings.operators import OperatorSettings
+from app.settings.pictures import PictureSettings
 from app.settings.store import StoreSettings
 
 ENV_PREFIX = "PARTYWALL_"
@@ -24,6 +25,7 @@ class SettingsError(Exception):
 
 
 class Settings(
+    PictureSettings,
     LimitSettings,
     OperatorSettings,
     StoreSettings,

@@ -51,6 +51,11 @@ class EngineSettings(Section):
         description="Memory for adapters of tenants beside those that are in the KV cache, in "
         "which those in use are; others are read from the store again.",
     )
+    picture_memory: ByteSize = Field(
+        ByteSize(256 * 1024**2),
+        description="Memory for what the model has seen of pictures, beside that of those which "
+        "requests show; others are looked at again.",
+    )
     kept_disk: ByteSize = Field(
         ByteSize(1024**3),
         description="Disk, in data_dir, for blocks that are found again after a restart: those of "

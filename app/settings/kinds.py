@@ -23,6 +23,9 @@ _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[a-z0-9.\-\[\]:]+")
 """As browsers write it (RFC 6454): in small letters, without a path."""
 
 
+_HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?")
+
+
 def _none_if(word: str) -> BeforeValidator:
     return BeforeValidator(lambda value: None if value == word else value)
 
@@ -59,6 +62,15 @@ def origins(text: str) -> tuple[str, ...]:
         if part != "*" and not _ORIGIN.fullmatch(part):
             raise ValueError(f"{part!r} is no origin, such as https://chat.example.com")
     return tuple(parts)
+
+
+def hosts(text: str) -> tuple[str, ...]:
+    """Names of hosts, with commas between them. Raises `ValueError`."""
+    parts = names(text)
+    for part in parts:
+        if not _HOST.fullmatch(part):
+            raise ValueError(f"{part!r} is no name of a host, such as images.example.com")
+    return tuple(part.lower() for part in parts)
 
 
 def paths(text: str | None) -> list[Path]:
@@ -114,6 +126,7 @@ Seconds = Annotated[float, Field(gt=0)]
 AutoPort = Annotated[Annotated[int, Field(ge=0, le=LAST_PORT)] | None, AUTO]
 Networks = Annotated[str, _readable_by(networks)]
 Origins = Annotated[str, _readable_by(origins)]
+Hosts = Annotated[str, _readable_by(hosts)]
 Url = Annotated[str, AfterValidator(_checked_url)]
 SecureUrl = Annotated[str, AfterValidator(checked_secure_url)]
 

@@ -48,6 +48,9 @@ class LimitSettings(Section):
         ByteSize(256 * 1024**2),
         description="Files of all versions of the adapters of such a tenant, or of a share group.",
     )
+    default_images: DefaultCount = Field(
+        20, description="Pictures of one conversation of such a tenant, where the model sees."
+    )
     lease_seconds: float = Field(
         0.0,
         ge=0,

@@ -28,7 +28,8 @@ class Bounds:
     them use the rest of the context. Those that ask for no lifetime lease what they use of the
     cache for `lease_seconds`. A response without a reader goes on for `resume_grace_seconds`, and
     for as long after its end its events can be fetched. Server-sent streams that say nothing for
-    `keep_alive_seconds` carry a comment. Adapters may be named that lie in `adapter_dir`.
+    `keep_alive_seconds` carry a comment. Adapters may be named that lie in `adapter_dir`. A
+    request's pictures, fetched from `image_hosts` if not sent, have `max_image_bytes` together.
     """
 
     send_deadline_seconds: float = 15.0
@@ -41,6 +42,9 @@ class Bounds:
     max_message_bytes: int = 4 * 1024 * 1024
     max_body_bytes: int = 4 * 1024 * 1024
     max_incoming_bytes: int = 256 * 1024 * 1024
+    max_image_bytes: int = 20 * 1024 * 1024
+    image_hosts: tuple[str, ...] = ()
+    image_seconds: float = 20.0
     response_ttl_seconds: int = 86_400
     resume_grace_seconds: float = 30.0
     max_kept_event_bytes: int = 128 * 1024 * 1024

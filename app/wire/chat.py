@@ -33,14 +33,16 @@ from app.wire.common import (
 from app.wire.errors import NOT_SUPPORTED
 from app.wire.events import EncodedLogprob, Sent
 from app.wire.formats import ResponseFormat, StructuredOutputs
-from app.wire.prompt_cache import CacheOptions, MarkedText, Retention
+from app.wire.functions import FunctionCall
+from app.wire.parts.pictures import ChatImagePart, texts_of
+from app.wire.prompt_cache import CacheOptions, MarkedPart, Retention
 from app.wire.tools import MAX_FUNCTIONS, CallId, ChatToolChoice, ChatTools, FunctionName
 
 MAX_SEQUENCES = 16
 """Lines of one request, sampled or searched, at most."""
 
 
-class ChatTextPart(MarkedText):
+class ChatTextPart(MarkedPart):
     """A text part of a message."""
 
     type: Literal["text"]
@@ -49,8 +51,8 @@ class ChatTextPart(MarkedText):
 
 
 Part = Annotated[
-    Annotated[ChatTextPart, Tag("@text")],
-    by_type("only text is served, no images, files or audio: parts of type text"),
+    Annotated[ChatTextPart, Tag("@text")] | Annotated[ChatImagePart, Tag("@image_url")],
+    by_type("only text and images are served, no files or audio: parts of type text and image_url"),
 ]
 
 Content = TextOr[Annotated[list[Part], at_most(MAX_ITEMS)]]
@@ -63,13 +65,45 @@ class CalledFunction(Wire):
     arguments: str
 
 
+class CalledText(Wire):
+    """A custom tool and the text that it is called with."""
+
+    name: FunctionName
+    input: str
+
+
 class ToolCall(Wire):
-    """A call that the model has made."""
+    """A call of a function that the model has made."""
 
     id: CallId
     type: Literal["function"]
     function: CalledFunction
     index: int | None = None
+
+    @property
+    def call(self) -> FunctionCall:
+        """It in words of no API."""
+        return FunctionCall(self.id, self.function.name, self.function.arguments)
+
+
+class CustomCall(Wire):
+    """A call of a custom tool that the model has made."""
+
+    id: CallId
+    type: Literal["custom"]
+    custom: CalledText
+    index: int | None = None
+
+    @property
+    def call(self) -> FunctionCall:
+        """It in words of no API."""
+        return FunctionCall.of_text(self.id, self.custom.name, self.custom.input)
+
+
+AnyCall = Annotated[
+    Annotated[ToolCall, Tag("@function")] | Annotated[CustomCall, Tag("@custom")],
+    by_type("only calls of type function and custom are served"),
+]
 
 
 def _nothing_said(value: object) -> object:
@@ -92,7 +126,7 @@ class ChatMessage(Wire):
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Content | None = None
-    tool_calls: Annotated[list[ToolCall], at_most(MAX_FUNCTIONS)] | None = None
+    tool_calls: Annotated[list[AnyCall], at_most(MAX_FUNCTIONS)] | None = None
     tool_call_id: CallId | None = None
     name: Identifier | None = None
     reasoning_content: str | None = None
@@ -110,10 +144,8 @@ class ChatMessage(Wire):
 
     @property
     def text(self) -> str:
-        """The content as one string."""
-        if self.content is None or isinstance(self.content, str):
-            return self.content or ""
-        return "".join(part.text for part in self.content)
+        """The texts of the content as one string."""
+        return texts_of(self.content)
 
 
 class ChatStreamOptions(Wire):
@@ -234,12 +266,25 @@ class SentFunction(Sent, kw_only=True):
     arguments: str
 
 
-class SentCall(Sent, kw_only=True):
+class SentCall(Sent, kw_only=True, tag_field="type", tag="function"):
     """A call."""
 
     id: str
-    type: Literal["function"] = "function"
     function: SentFunction
+
+
+class SentTool(Sent, kw_only=True):
+    """A custom tool that is called."""
+
+    name: str
+    input: str
+
+
+class SentCustomCall(Sent, kw_only=True, tag_field="type", tag="custom"):
+    """A call of a custom tool."""
+
+    id: str
+    custom: SentTool
 
 
 class AnswerMessage(Sent, kw_only=True):
@@ -249,7 +294,7 @@ class AnswerMessage(Sent, kw_only=True):
     content: str | None
     reasoning_content: str | UnsetType = UNSET
     refusal: None = None
-    tool_calls: list[SentCall] | UnsetType = UNSET
+    tool_calls: list[SentCall | SentCustomCall] | UnsetType = UNSET
 
 
 class Choice(Sent, kw_only=True):

@@ -82,6 +82,16 @@ class FunctionCall(Sent, kw_only=True, tag_field="type", tag="function_call"):
     status: ItemStatus
 
 
+class CustomToolCall(Sent, kw_only=True, tag_field="type", tag="custom_tool_call"):
+    """A custom tool that the model calls, with a text."""
+
+    id: str
+    call_id: str
+    name: str
+    input: str
+    status: ItemStatus
+
+
 class ReasoningText(Sent, kw_only=True):
     """What the model reasoned."""
 
@@ -99,7 +109,7 @@ class Reasoning(Sent, kw_only=True, tag_field="type", tag="reasoning"):
     encrypted_content: str | None = None
 
 
-OutputItem = OutputMessage | Reasoning | FunctionCall
+OutputItem = OutputMessage | Reasoning | FunctionCall | CustomToolCall
 
 
 class InputTokensDetails(Sent, kw_only=True):
@@ -330,6 +340,21 @@ class ArgumentsDone(_OfItem, kw_only=True):
     type: Literal["response.function_call_arguments.done"] = "response.function_call_arguments.done"
     name: str
     arguments: str
+
+
+class InputDelta(_OfItem, kw_only=True):
+    """More of a custom tool's input."""
+
+    type: Literal["response.custom_tool_call_input.delta"] = "response.custom_tool_call_input.delta"
+    delta: str
+    obfuscation: str | UnsetType = UNSET
+
+
+class InputDone(_OfItem, kw_only=True):
+    """A custom tool's input is whole."""
+
+    type: Literal["response.custom_tool_call_input.done"] = "response.custom_tool_call_input.done"
+    input: str
 
 
 def made_id(prefix: str, request_id: str, *place: int) -> str:

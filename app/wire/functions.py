@@ -5,13 +5,68 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
-from typing import Any, NotRequired, TypedDict
+from typing import Any, Final, Literal, NotRequired, TypedDict
 
 import msgspec
 
 from app.wire.errors import invalid_request
+from engine.api import Grammar
 
 _DIGEST_BYTES = 16
+_INPUT = "input"
+TEXT_PARAMETERS: dict[str, Any] = {
+    "type": "object",
+    "properties": {_INPUT: {"type": "string"}},
+    "required": [_INPUT],
+    "additionalProperties": False,
+}
+"""What a model that calls functions is told of one that takes a text."""
+_ENDS = (
+    "A call of it ends the answer: behind the name the text is written as it is, without quotes or "
+    "escapes."
+)
+_WORDS = {
+    "lark": "What it takes is a text that this grammar, in Lark, derives.",
+    "regex": "What it takes is a text that this regular expression matches as a whole.",
+}
+PLACE: Final = "\ufdd1"
+"""What stands for a picture in a message's content: a noncharacter, which no text is meant to hold
+(Unicode, section 23.7), and which `plain` takes out of texts."""
+REPLACEMENT: Final = "\ufffd"
+Detail = Literal["auto", "low", "high"]
+
+
+def plain(text: str) -> str:
+    """A text that stands for no picture, as long as it was."""
+    return text.replace(PLACE, REPLACEMENT)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Picture:
+    """A picture as somebody has sent it: a `data:` URL, or one of the web.
+
+    `param` is the field that it came in. What was kept before is there under its `origin`, the id
+    of a response or of a conversation. Once it was looked at, it has the `file` that was found, the
+    `token_ids` in its place, and the `digest` of what the model is given of it.
+    """
+
+    url: str
+    detail: Detail = "auto"
+    param: str = ""
+    origin: str = ""
+    file: bytes = b""
+    token_ids: tuple[int, ...] = ()
+    digest: bytes = b""
+
+    @property
+    def source(self) -> bytes:
+        """What its URL is known by."""
+        return source_of(self.url)
+
+
+def source_of(url: str) -> bytes:
+    """What a picture's URL is known by."""
+    return blake2b(url.encode(errors="replace"), digest_size=_DIGEST_BYTES).digest()
 
 
 @dataclass(frozen=True)
@@ -19,7 +74,8 @@ class Function:
     """A function that a client describes; `parameters` is the JSON schema of its arguments.
 
     With `strict` calls are held to it. `size` and `digest` are those of its description, see
-    `measured`.
+    `measured`. One that `takes_text` is a custom tool: a model is told of a function whose only
+    argument is a text, which may have a `grammar`.
     """
 
     name: str
@@ -28,6 +84,8 @@ class Function:
     size: int = 0
     digest: bytes = b""
     strict: bool = False
+    takes_text: bool = False
+    grammar: Grammar | None = None
 
     @property
     def measured(self) -> Function:
@@ -39,7 +97,11 @@ class Function:
     @property
     def described(self) -> dict[str, Any]:
         """It as chat templates take it."""
-        function: dict[str, Any] = {"name": self.name, "description": self.description or ""}
+        description = self.description or ""
+        if self.grammar is not None:
+            words = f"{_WORDS[self.grammar.kind]} {_ENDS}\n{self.grammar.source}"
+            description = f"{description}\n\n{words}" if description else words
+        function: dict[str, Any] = {"name": self.name, "description": description}
         function["parameters"] = self.parameters or {"type": "object", "properties": {}}
         return {"type": "function", "function": function}
 
@@ -51,6 +113,11 @@ class FunctionCall:
     id: str
     name: str
     arguments: str
+
+    @classmethod
+    def of_text(cls, call_id: str, name: str, text: str) -> FunctionCall:
+        """A call of what takes a text."""
+        return cls(call_id, name, msgspec.json.encode({_INPUT: text}).decode())
 
 
 @dataclass(frozen=True)
@@ -75,6 +142,17 @@ class Tools:
             if one.strict and one.name in self.names:
                 return f"tools[{index}]"
         return None
+
+    @property
+    def texts(self) -> Collection[str]:
+        """The names of those that may be called and take a text."""
+        return {one.name for one in self.functions if one.takes_text and one.name in self.names}
+
+    @property
+    def raws(self) -> Collection[str]:
+        """The same of those whose text has a grammar: it is written as it is, see `Shape`."""
+        texts = self.texts
+        return {one.name for one in self.functions if one.grammar and one.name in texts}
 
     @property
     def told(self) -> Sequence[Function]:
@@ -107,7 +185,7 @@ class Message(TypedDict):
 
     An assistant's may have calls, and reasoning before; one of role "tool" is the result of the
     call `call_id`. Few templates write a speaker's `name`. So many characters of its content lie
-    before each of its `breakpoints`.
+    before each of its `breakpoints`. A `PLACE` in its content stands for each of its `pictures`.
     """
 
     role: str
@@ -117,6 +195,12 @@ class Message(TypedDict):
     calls: NotRequired[list[FunctionCall]]
     call_id: NotRequired[str]
     breakpoints: NotRequired[list[int]]
+    pictures: NotRequired[list[Picture]]
+
+
+def pictures_in(messages: Iterable[Message]) -> list[Picture]:
+    """The pictures of messages, in order."""
+    return [picture for one in messages for picture in one.get("pictures", ())]
 
 
 def check_results(

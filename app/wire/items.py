@@ -11,6 +11,7 @@ from pydantic import Field, Tag
 from app.wire.common import (
     MAX_ITEMS,
     CacheControl,
+    Declined,
     DeclinedList,
     Identifier,
     Metadata,
@@ -20,11 +21,12 @@ from app.wire.common import (
     by_type,
     type_tag,
 )
-from app.wire.prompt_cache import MarkedText
-from app.wire.tools import FunctionCallItem, FunctionCallOutputItem
+from app.wire.parts.pictures import InputImage, texts_of
+from app.wire.prompt_cache import MarkedPart
+from app.wire.tools import MAX_FUNCTIONS, CallId, FunctionName
 
 
-class InputText(MarkedText):
+class InputText(MarkedPart):
     """A text part of a user, system or developer message."""
 
     type: Literal["input_text"]
@@ -43,9 +45,12 @@ class OutputText(Wire):
 
 
 Part = Annotated[
-    Annotated[InputText, Tag("@input_text")] | Annotated[OutputText, Tag("@output_text")],
+    Annotated[InputText, Tag("@input_text")]
+    | Annotated[OutputText, Tag("@output_text")]
+    | Annotated[InputImage, Tag("@input_image")],
     by_type(
-        "only text is served, no images, files or audio: parts of type input_text and output_text"
+        "only text and images are served, no files or audio: parts of type input_text, output_text "
+        "and input_image"
     ),
 ]
 
@@ -62,10 +67,8 @@ class MessageItem(Wire):
 
     @property
     def text(self) -> str:
-        """The content as one string."""
-        if isinstance(self.content, str):
-            return self.content
-        return "".join(part.text for part in self.content)
+        """The texts of the content as one string."""
+        return texts_of(self.content)
 
 
 class CompactionItem(Wire):
@@ -99,6 +102,69 @@ class ReasoningItem(Wire):
         return "".join(part.text for part in self.content or ())
 
 
+class FunctionCallItem(Wire):
+    """A call that the model has made; an output item of an earlier response fits unchanged."""
+
+    type: Literal["function_call"]
+    call_id: CallId
+    name: FunctionName
+    arguments: str
+    id: CallId | None = None
+    status: Literal["in_progress", "completed", "incomplete"] | None = None
+    namespace: Declined = None
+    caller: Declined = None
+
+
+class CustomToolCallItem(Wire):
+    """A call of a custom tool; an output item of an earlier response fits unchanged."""
+
+    type: Literal["custom_tool_call"]
+    call_id: CallId
+    name: FunctionName
+    input: str
+    id: CallId | None = None
+    status: Literal["in_progress", "completed", "incomplete"] | None = None
+    namespace: Declined = None
+    caller: Declined = None
+
+
+class ResultText(MarkedPart):
+    """A text part of a result."""
+
+    type: Literal["input_text"]
+    text: str
+
+
+ResultPart = Annotated[
+    Annotated[ResultText, Tag("@input_text")] | Annotated[InputImage, Tag("@input_image")],
+    by_type("only text and images are served, no files: parts of type input_text and input_image"),
+]
+
+
+class ResultItem(Wire):
+    """The result of a call."""
+
+    call_id: CallId
+    output: TextOr[Annotated[list[ResultPart], at_most(MAX_FUNCTIONS)]]
+    id: CallId | None = None
+    status: Literal["in_progress", "completed", "incomplete"] | None = None
+    name: str | None = None
+    namespace: Declined = None
+    caller: Declined = None
+
+
+class FunctionCallOutputItem(ResultItem):
+    """The result of a function's call."""
+
+    type: Literal["function_call_output"]
+
+
+class CustomToolCallOutputItem(ResultItem):
+    """The result of a custom tool's call."""
+
+    type: Literal["custom_tool_call_output"]
+
+
 class ItemReference(Wire):
     """An item of an earlier response, its input or its output, by id."""
 
@@ -113,8 +179,8 @@ def _item_tag(value: Any) -> str:
 
 
 _item = by_type(
-    "only items of type message, function_call, function_call_output, reasoning, compaction and "
-    "item_reference are served",
+    "only items of type message, function_call, function_call_output, custom_tool_call, "
+    "custom_tool_call_output, reasoning, compaction and item_reference are served",
     tag=_item_tag,
 )
 _Resolved = (
@@ -123,6 +189,8 @@ _Resolved = (
     | Annotated[ReasoningItem, Tag("@reasoning")]
     | Annotated[FunctionCallItem, Tag("@function_call")]
     | Annotated[FunctionCallOutputItem, Tag("@function_call_output")]
+    | Annotated[CustomToolCallItem, Tag("@custom_tool_call")]
+    | Annotated[CustomToolCallOutputItem, Tag("@custom_tool_call_output")]
 )
 ResolvedItem = Annotated[_Resolved, _item]
 InputItem = Annotated[_Resolved | Annotated[ItemReference, Tag("@item_reference")], _item]

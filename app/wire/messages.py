@@ -30,6 +30,7 @@ from app.wire.common import (
     by_type,
     type_tag,
 )
+from app.wire.parts.pictures import ImageBlock
 from app.wire.tools import MAX_FUNCTIONS, CallId, FunctionFields, Schema
 
 _MAX_STOP_SEQUENCES = 16
@@ -80,8 +81,10 @@ class ToolUseBlock(MarkedBlock):
 
 
 _ResultPart = Annotated[
-    Annotated[TextBlock, Tag("@text")],
-    by_type("only text is served in results, no images or documents: blocks of type text"),
+    Annotated[TextBlock, Tag("@text")] | Annotated[ImageBlock, Tag("@image")],
+    by_type(
+        "only text and images are served in results, no documents: blocks of type text and image"
+    ),
 ]
 
 
@@ -99,30 +102,20 @@ class ToolResultBlock(MarkedBlock):
     content: TextOr[Annotated[list[_ResultPart], at_most(MAX_ITEMS)]] | None = None
     is_error: bool | None = None
 
-    @property
-    def text(self) -> str:
-        """The content as one string, which says of an error that it is one."""
-        said = text_of(self.content or "")
-        return f"Error: {said}" if self.is_error else said
 
-
-Block = TextBlock | ThinkingBlock | RedactedBlock | ToolUseBlock | ToolResultBlock
+Block = TextBlock | ImageBlock | ThinkingBlock | RedactedBlock | ToolUseBlock | ToolResultBlock
 _Block = Annotated[
     Annotated[TextBlock, Tag("@text")]
+    | Annotated[ImageBlock, Tag("@image")]
     | Annotated[ThinkingBlock, Tag("@thinking")]
     | Annotated[RedactedBlock, Tag("@redacted_thinking")]
     | Annotated[ToolUseBlock, Tag("@tool_use")]
     | Annotated[ToolResultBlock, Tag("@tool_result")],
     by_type(
-        "only text is served, no images, documents or server tools: blocks of type text, thinking, "
-        "redacted_thinking, tool_use and tool_result"
+        "only text and images are served, no documents or server tools: blocks of type text, "
+        "image, thinking, redacted_thinking, tool_use and tool_result"
     ),
 ]
-
-
-def text_of(content: str | list[TextBlock]) -> str:
-    """Texts as one string."""
-    return content if isinstance(content, str) else "".join(part.text for part in content)
 
 
 class Turn(Wire):

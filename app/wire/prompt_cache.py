@@ -13,7 +13,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from app.wire.common import Identifier, Wire
-from app.wire.functions import Message
+from app.wire.functions import PLACE, Message
 from engine.api import Loss
 
 Ttl = Literal["30m", "12h"]
@@ -31,8 +31,8 @@ class CacheBreakpoint(Wire):
     ttl: Ttl | None = None
 
 
-class MarkedText(Wire):
-    """A part of a message, whose text may end with a breakpoint."""
+class MarkedPart(Wire):
+    """A part of a message, which may end with a breakpoint."""
 
     prompt_cache_breakpoint: CacheBreakpoint | None = None
 
@@ -57,7 +57,7 @@ class ResponseCacheOptions(CacheOptions):
 def marked_parts(content: object) -> list[CacheBreakpoint]:
     """The breakpoints in a message's content, in order."""
     parts = content if isinstance(content, list) else ()
-    marked = (one.prompt_cache_breakpoint for one in parts if isinstance(one, MarkedText))
+    marked = (one.prompt_cache_breakpoint for one in parts if isinstance(one, MarkedPart))
     return [mark for mark in marked if mark is not None]
 
 
@@ -67,8 +67,8 @@ def with_breakpoints(message: Message, content: str | Sequence[Wire] | None) -> 
     """
     characters, found = 0, list[int]()
     for part in () if content is None or isinstance(content, str) else content:
-        characters += len(getattr(part, "text", ""))
-        if isinstance(part, MarkedText) and part.prompt_cache_breakpoint is not None:
+        characters += len(getattr(part, "text", PLACE))
+        if isinstance(part, MarkedPart) and part.prompt_cache_breakpoint is not None:
             found.append(characters)
     return {**message, "breakpoints": found} if found else message
 

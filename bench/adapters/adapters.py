@@ -130,7 +130,7 @@ class _Bed:
             max_running_requests=max(64, options.streams),
         )
         self.engine = ProcessEngine(config)
-        self.engine.adapters = self._shelf.bring
+        self.engine.source = self._shelf.bring
 
     async def __aenter__(self) -> _Bed:
         await self.engine.start()

@@ -89,7 +89,7 @@ class Shelf:
         return self.made.setdefault(made.name, made)
 
     async def bring(self, name: bytes) -> AsyncIterator[bytes]:
-        """See `engine.client.AdapterSource`."""
+        """See `engine.client.Source`."""
         made = self.made.get(name)
         if made is None:
             raise EngineError("there is no such adapter")

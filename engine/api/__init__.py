@@ -6,5 +6,6 @@ from engine.api.cache import *
 from engine.api.deltas import *
 from engine.api.errors import *
 from engine.api.kinds import *
+from engine.api.pictures import *
 from engine.api.requests import *
 from engine.api.stats import *

@@ -6,6 +6,8 @@ from typing import Final, Literal
 
 import msgspec
 
+from engine.api.pictures import PictureUse
+
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     """How the next token is chosen. The service validates ranges; see `app.wire.common`.
@@ -147,7 +149,8 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
     pool until `unpin`. Of a tenant's requests, those of higher `priority` are served first; between
     tenants it says nothing. What it leaves in the cache is told under the name of its
     `conversation`, if it has one (`EngineClient.chains`). Behind the token where its `adapter`
-    acts it finds, and leaves, blocks of that adapter alone.
+    acts it finds, and leaves, blocks of that adapter alone. Its `pictures` come in the order of
+    their tokens.
     """
 
     request_id: str
@@ -169,6 +172,7 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
     priority: int = 0
     conversation: str | None = None
     adapter: AdapterUse | None = None
+    pictures: tuple[PictureUse, ...] = ()
 
     def without_answers(self) -> EngineRequest:
         """The same, which leaves nothing in the cache that is behind its prompt."""
@@ -179,6 +183,12 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
     def adapter_name(self) -> bytes:
         """Of its adapter; empty where it has none."""
         return b"" if self.adapter is None else self.adapter.name
+
+    @property
+    def brought(self) -> set[bytes]:
+        """The names of what the engine may ask for: its adapter and its pictures."""
+        names = {one.name for one in self.pictures}
+        return names if self.adapter is None else names | {self.adapter.name}
 
     @property
     def answer_key(self) -> bytes:

@@ -47,6 +47,8 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     linears: dict[str, tuple[int, ...]] = {}
     """What adapters may change, by the names of the model's modules: numbers of inputs and outputs,
     and of experts whose parameter it is. None where no adapters are served."""
+    picture_token_id: int | None = None
+    """What stands for a picture in prompts; `None`: the model sees none."""
     logit_error: float = 0.0
     """How far logits are from the original model's on a few tokens, relatively."""
 
@@ -152,6 +154,10 @@ class EngineCounters(msgspec.Struct, frozen=True, kw_only=True):
     """Shared blocks that were copied because a sequence wrote into them."""
     restored_blocks: int = 0
     """Read from disk, where they are kept over a restart."""
+    pictures_seen: int = 0
+    """By the model's tower; those that it had seen before are not counted again."""
+    picture_seconds: float = 0.0
+    """For which it has seen them."""
     lease_block_seconds: float = 0.0
     leases_broken: int = 0
     leases_cut: int = 0

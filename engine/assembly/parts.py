@@ -214,6 +214,7 @@ def _info(
         rotary_switch=model.weights.rotary_switch,
         limits_prompts=model.weights.limits_prompts,
         linears=shapes(model.linears),
+        picture_token_id=None if model.weights.tower is None else model.weights.tower.token_id,
         logit_error=model.logit_error,
     )
     most = min(info.max_context_tokens, info.longest(info.memory_pages))

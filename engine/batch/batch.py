@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from engine.api.kinds import EVERYTHING, Kind
+from engine.batch.pictures import PictureRows, SeenRows
 from engine.batch.states import state_runs
 from engine.blocks.table import BlockTable
 from engine.sequences.plan import ScheduledChunk, StepPlan
@@ -100,7 +101,7 @@ class Batch:
     """Packed tokens of one step, on the compute device."""
 
     token_ids: Tensor  # [num_tokens] int64
-    positions: Tensor  # [num_tokens] int64
+    positions: Tensor  # [num_tokens] int64, by which queries and keys are turned
     logit_rows: Tensor  # [num_logit_rows] int64, indices into the packed tokens
     attention: AttentionBatch
     """With the pages of the first column."""
@@ -113,6 +114,7 @@ class Batch:
     none, and nobody goes on with it."""
     adapted: tuple[AdaptedRows, ...] = ()
     """In the host's memory, too."""
+    seen: SeenRows | None = None
 
     @property
     def columns(self) -> list[AttentionBatch]:
@@ -141,8 +143,12 @@ class BatchBuilder:
         rotary_switch: int | None = None,
         kinds: Sequence[Kind] = (EVERYTHING,),
         adapters: Mapping[bytes, Adapter] = MappingProxyType({}),
+        pictures: PictureRows | None = None,
     ) -> None:
-        """Of requests' `adapters`, those that are in the model's memory."""
+        """Of requests' `adapters`, those that are in the model's memory. Without `pictures` the
+        model sees none.
+        """
+        self._pictures = pictures
         self._block_size = block_size
         self._adapters = adapters
         self._device = device
@@ -178,8 +184,13 @@ class BatchBuilder:
         ]
         batch = pack(parts, rows, self._block_size, self._device, self._group)
         states = state_runs(chunks, self._block_size) if self._has_states else None
-        adapted = self._adapted(places)
-        return replace(batch, is_long=self._is_long(chunks), states=states, adapted=adapted)
+        return replace(
+            batch,
+            is_long=self._is_long(chunks),
+            states=states,
+            adapted=self._adapted(places),
+            seen=None if self._pictures is None else self._pictures.find(places, batch.positions),
+        )
 
     def _adapted(self, places: Sequence[tuple[ScheduledChunk, int]]) -> tuple[AdaptedRows, ...]:
         """The rows of each adapter, given chunks and their first rows."""
@@ -290,7 +301,7 @@ def token_by_token(batch: Batch) -> Batch:
         attention,
         block_tables=attention.block_tables.repeat_interleave(counts, dim=0),
         query_starts=torch.arange(num_tokens + 1, dtype=torch.int32),
-        context_lens=(batch.positions + 1).to(torch.int32),
+        context_lens=_contexts(attention),
         max_query_len=1,
         groups=None,
         chunks=(),
@@ -299,6 +310,14 @@ def token_by_token(batch: Batch) -> Batch:
     if more is not None:
         more = replace(more, block_tables=more.block_tables.repeat_interleave(counts, dim=1))
     return replace(batch, attention=alone, more=more)
+
+
+def _contexts(attention: AttentionBatch) -> Tensor:
+    """Of each token, how many there are with it: [num_tokens] int32."""
+    ends = attention.query_starts[1:]
+    behind = (ends - attention.context_lens).repeat_interleave(attention.query_starts.diff())
+    rows = torch.arange(1, int(ends[-1]) + 1, device=behind.device)
+    return (rows - behind).to(torch.int32)
 
 
 class _Only(list[int]):

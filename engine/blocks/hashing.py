@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from hashlib import blake2b
 from typing import Final, NamedTuple
 
-from engine.api import AdapterUse, Namespaces
+from engine.api import AdapterUse, Namespaces, PictureUse
 
 HASH_BYTES = 16
 KEY_BYTES = 32
@@ -25,14 +25,26 @@ class Extras(NamedTuple):
     acting: bytes = b""
     """Beside that, in blocks with a token from `start` on."""
     start: int = 0
+    pictures: tuple[PictureUse, ...] = ()
+    """In blocks that show some of them: which, and where they lie."""
 
     def of(self, index: int, block_size: int) -> bytes:
         """Those of block number `index`."""
-        return self.always + self.acting if self.act_on(index, block_size) else self.always
+        start, end = index * block_size, (index + 1) * block_size
+        extras = self.always + self.acting if end > self.start else self.always
+        for one in self.pictures:
+            if one.start < end and start < one.end:
+                place = (one.start - start).to_bytes(8, "little", signed=True)
+                extras += one.name + place + one.count.to_bytes(8, "little")
+        return extras
 
-    def act_on(self, index: int, block_size: int) -> bool:
-        """Whether that block has such a token."""
-        return (index + 1) * block_size > self.start
+    def at_places(self, block_size: int) -> set[int]:
+        """The numbers of blocks that have extras of their own."""
+        return {
+            index
+            for one in self.pictures
+            for index in range(one.start // block_size, -(-one.end // block_size))
+        }
 
 
 NO_EXTRAS: Final = Extras()
@@ -51,16 +63,22 @@ def derive_key(secret: bytes, *labels: str) -> bytes:
 
 
 def extras_for(
-    always: bytes, rotary_switch: int | None, num_tokens: int, adapter: AdapterUse | None
+    always: bytes,
+    rotary_switch: int | None,
+    num_tokens: int,
+    adapter: AdapterUse | None = None,
+    pictures: tuple[PictureUse, ...] = (),
 ) -> Extras:
     """Those of a sequence of `num_tokens`: longer than `rotary_switch` it has other KV. So it has
-    where an `adapter` acts, and none in common with one that it acts on elsewhere.
+    where an `adapter` acts, and none in common with one that it acts on elsewhere, and where it
+    shows `pictures`.
     """
     is_long = rotary_switch is not None and num_tokens > rotary_switch
     always = always + b" long" if is_long else always
     if adapter is None:
-        return Extras(always)
-    return Extras(always, adapter.name + adapter.start.to_bytes(8, "little"), adapter.start)
+        return Extras(always, pictures=pictures)
+    acting = adapter.name + adapter.start.to_bytes(8, "little")
+    return Extras(always, acting, adapter.start, pictures)
 
 
 def block_key(namespaces: Namespaces, index: int, block_size: int) -> bytes:
@@ -94,6 +112,7 @@ def extend_block_hashes(
     packed = array("I", token_ids[first * block_size : end]).tobytes()
     width = block_size * 4
     prefixes = _prefix(extras.always), _prefix(extras.always + extras.acting)
+    apart = extras.at_places(block_size)
     parent = parent_hash(hashes, first)
     # A hash that has taken in its key is copied in a third of the time of a new one.
     keyed = {
@@ -102,7 +121,10 @@ def extend_block_hashes(
     }
     for index, start in enumerate(range(0, len(packed) - width + 1, width), first):
         digest = keyed[block_key(namespaces, index, block_size)].copy()
-        prefix = prefixes[extras.act_on(index, block_size)]
+        if index in apart:
+            prefix = _prefix(extras.of(index, block_size))
+        else:
+            prefix = prefixes[(index + 1) * block_size > extras.start]
         digest.update(parent + prefix + packed[start : start + width])
         parent = digest.digest()
         hashes.append(parent)

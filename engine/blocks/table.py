@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from heapq import merge
 from typing import Final
 
-from engine.api import AdapterUse, Namespaces
+from engine.api import AdapterUse, Namespaces, PictureUse
 from engine.blocks.eviction.leases import LeaseTerms
 from engine.blocks.eviction.worth import Purpose
 from engine.blocks.hashing import (
@@ -46,10 +46,11 @@ class BlockTable:
         terms: LeaseTerms | None = None,
         ends: tuple[int, ...] = (),
         adapter: AdapterUse | None = None,
+        pictures: tuple[PictureUse, ...] = (),
     ) -> None:
         """`extras` are what KV always depends on besides tokens; it differs behind `rotary_switch`
-        tokens, if that is given, and where an `adapter` acts. Others are said to go on behind the
-        `ends`.
+        tokens, if that is given, where an `adapter` acts, and where `pictures` are shown. Others
+        are said to go on behind the `ends`.
         """
         self.held = Rows(pool, block_size, owner)
         """All blocks, by kind."""
@@ -62,6 +63,7 @@ class BlockTable:
         self._extras = extras
         self._rotary_switch = rotary_switch
         self._adapter = adapter
+        self._pictures = pictures
         self.extras = self._extras_for(0)
         """What its KV depends on besides tokens."""
         self._terms = terms
@@ -213,6 +215,7 @@ class BlockTable:
             self._terms,
             self._said_ends,
             self._adapter,
+            self._pictures,
         )
         fork.held.fork(self.held)
         fork.extras = self.extras
@@ -346,7 +349,9 @@ class BlockTable:
             yield len(hashes), (self._tail, number)
 
     def _extras_for(self, num_tokens: int) -> Extras:
-        return extras_for(self._extras, self._rotary_switch, num_tokens, self._adapter)
+        return extras_for(
+            self._extras, self._rotary_switch, num_tokens, self._adapter, self._pictures
+        )
 
     def _place(self, token_ids: Sequence[int], index: int) -> Place:
         """The place of block number `index`, as far as `token_ids` fill it."""

@@ -39,7 +39,7 @@ class Shadow:
         self.sequence = copy(sequence)
         """What is computed: a sequence of the draft model's."""
         self.sequence.table = table
-        self.sequence.request = structs.replace(sequence.request, adapter=None)
+        self.sequence.request = structs.replace(sequence.request, adapter=None, pictures=())
         self.sequence.token_ids = []
         self.sequence.num_drawn = self.sequence.num_cached = self.sequence.num_computed = 0
         stops = tuple(token for token in sampling.stop_token_ids if token < vocab_size)

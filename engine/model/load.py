@@ -29,6 +29,7 @@ from engine.model.layers.layout import AttentionLayout
 from engine.model.layers.leader import Followers, LeadingModel
 from engine.model.layers.paged_model import PagedModel, Weights
 from engine.model.layers.shard import Shard, input_widths, require_heads
+from engine.model.layers.turning import SPARE_ROWS
 from engine.model.original import Original, choose_dtype, load_original, max_positions
 from engine.model.rounded import rounded_logits, roundings
 from engine.model.self_check import (
@@ -42,6 +43,7 @@ from engine.model.self_check import (
     sample,
     shortened,
 )
+from engine.model.sight.tower import Tower
 from engine.model.widened import in_float32
 from kernels import recurrent
 from kernels.native.library import available
@@ -192,9 +194,14 @@ def _weights(
     may_fuse: bool = True,
 ) -> Weights:
     """What computes in place of the original, whose own weights are given up if it is fused."""
-    eager, quantized_by = original.eager, original.quantized_by
+    eager = original.eager
+    decoder = (_fused(original, config, shard) if may_fuse else None) or eager
+    tower = original.tower
+    if tower is not None and (blind := _blind(config, tower, decoder)):
+        _log.warning("pictures are refused: %s", blind)
+        tower = None
     return Weights(
-        decoder=(_fused(eager, config, quantized_by, shard) if may_fuse else None) or eager,
+        decoder=decoder,
         layout=layout,
         config=original.text,
         eos_token_ids=_eos_token_ids(eager.model),
@@ -202,14 +209,25 @@ def _weights(
         dtype=original.dtype,
         rotary_switch=eager.rotary_switch,
         limits_prompts=eager.limits_prompts,
-        quantized_by=quantized_by,
+        quantized_by=original.quantized_by,
+        tower=tower,
     )
 
 
-def _fused(
-    eager: EagerDecoder, config: EngineConfig, quantized_by: str | None, shard: Shard | None
-) -> FusedDecoder | None:
+def _blind(config: EngineConfig, tower: Tower, decoder: FusedDecoder | EagerDecoder) -> str | None:
+    """Why nothing is seen, if that is so."""
+    if config.tensor_parallel > 1:
+        return "tensor_parallel: one process sees them"
+    if tower.axes is not None and isinstance(decoder, EagerDecoder):
+        return None if decoder.turns_by_parts else "layers that are not fused turn by one place"
+    if tower.axes is not None and (config.step_token_budget or 0) > SPARE_ROWS:
+        return f"step_token_budget: at most {SPARE_ROWS} tokens of pictures in a step"
+    return None
+
+
+def _fused(original: Original, config: EngineConfig, shard: Shard | None) -> FusedDecoder | None:
     """The model's layers, or a rank's part of them, fused; None where its family is not known."""
+    eager, tower = original.eager, original.tower
     try:
         return fuse(
             eager.model,
@@ -218,6 +236,7 @@ def _fused(
             quantization="none" if config.quantize == "auto" else config.quantize,
             batch_invariant=config.batch_invariant,
             shard=shard,
+            axes=None if tower is None else tower.axes,
         )
     except Unfamiliar as reason:
         if _packs(eager):
@@ -228,7 +247,7 @@ def _fused(
             invariant = config.batch_invariant
             pack_products(eager.model, quantization, batch_invariant=invariant, shard=shard)
             return None
-        setting = _needs_fusing(config, quantized_by)
+        setting = _needs_fusing(config, original.quantized_by)
         if setting is not None:
             raise EngineError(f"{setting}: not for this model: {reason}") from None
         _log.info("layers are not fused: %s", reason)

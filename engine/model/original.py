@@ -25,6 +25,8 @@ from engine.model.layers.eager.decoder import EagerDecoder
 from engine.model.layers.expected import Unfamiliar
 from engine.model.layers.families import describe
 from engine.model.self_check import SAMPLE_TOKENS
+from engine.model.sight.families import SIGHTED, split
+from engine.model.sight.tower import Tower
 from engine.system.control_groups import available_memory
 from kernels.native import library
 
@@ -43,6 +45,8 @@ class Original:
     device: torch.device
     dtype: torch.dtype
     quantized_by: str | None
+    """As in `Weights`."""
+    tower: Tower | None = None
     """As in `Weights`."""
 
 
@@ -80,8 +84,12 @@ def _loaded(config: EngineConfig, device: torch.device, keeps_codes: bool) -> Or
     whole = _configuration(config.model_path)
     with reading(config.model_path):
         model, quantized_by = _read(Path(config.model_path), whole, device, dtype, keeps_codes)
+    text, tower = whole.get_text_config(), None
+    if whole.model_type in SIGHTED:
+        model, tower = split(model)
+        text = model.config
     eager = EagerDecoder(model, config.max_context_tokens)
-    return Original(eager, whole.get_text_config(), device, dtype, quantized_by)
+    return Original(eager, text, device, dtype, quantized_by, tower)
 
 
 def _configuration(folder: str) -> PretrainedConfig:
@@ -98,9 +106,11 @@ def _read(
     keeps_codes: bool,
 ) -> tuple[PreTrainedModel, str | None]:
     """The model, and by what method its products are quantized, if they stay in codes."""
-    checkpoint = find_checkpoint(folder, whole)
+    checkpoint, sees = find_checkpoint(folder, whole), whole.model_type in SIGHTED
+    if sees and checkpoint is not None:
+        raise UnsupportedModel(f"{folder}: a model that sees, with weights in codes, is not served")
     if checkpoint is None:
-        plain = read_plain(folder, dtype)
+        plain = read_plain(folder, dtype, sees=sees)
         if not all(map(_has_even_rows, plain.modules())):
             plain.set_experts_implementation("eager")
         return plain.to(device), None

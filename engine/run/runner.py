@@ -26,6 +26,7 @@ from engine.run.graphs.decode import DecodeGraphs
 from engine.run.graphs.padding import tensors_of, with_tensors
 from engine.run.graphs.pieces import PieceGraphs
 from engine.run.images import BlockImages
+from engine.run.pictures import ModelPictures, picture_rows
 from engine.run.sampler import Draws, PromptScores, sample, score
 from engine.run.stopwatch import Stopwatch
 from engine.schedule.swap_or_recompute import CostModel
@@ -91,8 +92,12 @@ class ModelRunner:
         invariant = model.batch_invariant
         rule = rule_for(model.device, batch_invariant=invariant) if prefix_grouping else None
         switch = model.weights.rotary_switch
+        tower = model.weights.tower
+        self.pictures = None if tower is None else ModelPictures(model, tower)
+        """`None` where nothing is seen."""
         self._batches = BatchBuilder(
-            model.block_size, _HOST, rule, switch, model.kinds, model.adapters
+            *(model.block_size, _HOST, rule, switch, model.kinds, model.adapters),
+            pictures=picture_rows(model),
         )
         self._graphs = graphs
         self._pieces = pieces
@@ -182,8 +187,9 @@ class ModelRunner:
                 assert self._draws is not None
                 token_ids.index_copy_(0, index, self._draws.tokens.index_select(0, drawn))
 
-        # What is recorded has no adapters.
-        graphs, pieces = (None, None) if host.adapted else (self._graphs, self._pieces)
+        # What is recorded has no adapters, and sees nothing.
+        is_other = host.adapted or host.seen is not None
+        graphs, pieces = (None, None) if is_other else (self._graphs, self._pieces)
         replayed = None if graphs is None else graphs.run(host, complete)
         if replayed is not None:
             batch, logits = replayed
@@ -191,8 +197,9 @@ class ModelRunner:
         pieced = None if pieces is None else pieces.run(host, complete)
         if pieced is not None:
             return pieced
-        tensors = [tensor.numpy() for tensor in tensors_of(host)]
-        batch = with_tensors(host, upload(tensors, model.device))
+        uploaded = replace(host, seen=None)  # what is seen is on the device
+        tensors = [tensor.numpy() for tensor in tensors_of(uploaded)]
+        batch = replace(with_tensors(uploaded, upload(tensors, model.device)), seen=host.seen)
         complete(batch.token_ids)
         return batch.token_ids.index_select(0, batch.logit_rows), model.forward(batch)
 

@@ -111,7 +111,7 @@ class Accounts:
         behind = [one.request_id for one in account.waiting.values() if one.place > group.place]
         for request_id in behind:
             account.waiting.move_to_end(request_id)
-        self._settle(account)
+        self.settle(account)
 
     def start(self, group: SequenceGroup) -> None:
         """Move the tenant's next request from its queue to what it runs."""
@@ -120,7 +120,7 @@ class Accounts:
         insort(account.running, group, key=lambda group: group.place)
         for blocks in group.blocks:
             account.hold(blocks)
-        self._settle(account)
+        self.settle(account)
 
     def stop(self, group: SequenceGroup) -> None:
         """Take a running request away, with the blocks that it still holds."""
@@ -128,20 +128,20 @@ class Accounts:
         account.running.remove(group)
         for blocks in group.blocks:
             account.let_go(blocks)
-        self._settle(account)
+        self.settle(account)
 
     def leave(self, group: SequenceGroup) -> None:
         """Take a request out of its tenant's queue."""
         account = self._all[group.tenant]
         del account.waiting[group.request_id]
-        self._settle(account)
+        self.settle(account)
 
     def forget(self, tenant: str) -> None:
         """Forget an idle tenant; one with live requests is kept."""
         if tenant in self._idle:
             del self._idle[tenant], self._all[tenant]
 
-    def _settle(self, account: Account) -> None:
+    def settle(self, account: Account) -> None:
         """Put the account among those that it belongs to now."""
         for accounts, belongs in ((self.waiting, account.waiting), (self.running, account.running)):
             if belongs:

@@ -366,8 +366,7 @@ class Scheduler:
             request.cache.up_to if self._config.prefix_cache else 0,
             self._rotary_switch,
             self.lease_terms(request),
-            request.cache.ends,
-            request.adapter,
+            *(request.cache.ends, request.adapter, request.pictures),
         )
 
     def lease_terms(self, request: EngineRequest) -> LeaseTerms:

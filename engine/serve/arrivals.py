@@ -1,7 +1,7 @@
-"""Requests before they come to the scheduler: behind grammars, then blocks on disk, then adapters.
+"""Requests before they come to the scheduler: behind grammars, blocks on disk, pictures, adapters.
 
-Grammars are compiled, and blocks and adapters read, in threads beside the engine's loop. Whoever
-waits for none of these comes in at once.
+Grammars are compiled, and blocks and adapters read, in threads beside the engine's loop; pictures
+are seen between its steps. Whoever waits for none of these comes in at once.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from engine.api import EngineRequest, TokenDelta
 from engine.disk.keeper import Keeper
 from engine.grammar.compiled import CompiledGrammar
 from engine.grammar.grammars import Grammars
+from engine.pictures.pictures import Pictures, Shown
 from engine.sequences.sequence import Sequence
 from engine.serve.deltas import ends_of, last_delta
 
@@ -31,10 +32,12 @@ class Arrivals:
         grammars: Grammars | None,
         keeper: Keeper | None,
         adapters: Adapters | None,
+        pictures: Pictures | None,
     ) -> None:
-        """Without `grammars` no request has one, and so without `adapters`; without a `keeper`
-        nothing is on disk.
+        """Without `grammars` no request has one, and so without `adapters` and `pictures`; without
+        a `keeper` nothing is on disk.
         """
+        self.pictures = pictures
         self.keeper = keeper
         self.adapters = adapters
         self._add = add
@@ -45,8 +48,8 @@ class Arrivals:
         return sum(len(room) for room in self._rooms)
 
     @property
-    def _rooms(self) -> list[Grammars | Keeper | Adapters]:
-        rooms = (self._grammars, self.keeper, self.adapters)
+    def _rooms(self) -> list[Grammars | Keeper | Pictures | Adapters]:
+        rooms = (self._grammars, self.keeper, self.pictures, self.adapters)
         return [room for room in rooms if room is not None]
 
     @property
@@ -88,13 +91,36 @@ class Arrivals:
         for request, grammar in () if self.keeper is None else self.keeper.advance(patience):
             patience = 0.0
             deltas += self._behind_blocks(request, grammar)
+        if self.pictures:
+            deltas += self._behind_pictures(self.pictures.advance(patience))
+            patience = 0.0
         if self.adapters is not None:
             deltas += self._let_in(self.adapters.advance(patience))
         return deltas
 
-    def lack(self, adapter: bytes, why: str) -> list[TokenDelta]:
-        """The service cannot bring an adapter."""
-        return [] if self.adapters is None else self._let_in(self.adapters.lack(adapter, why))
+    def take_wanted(self) -> list[bytes]:
+        """The names of what requests have come to wait for since the last call, of what the service
+        brings.
+        """
+        wanted: list[bytes] = []
+        for room in (self.pictures, self.adapters):
+            if room is not None and room.wanted:
+                wanted += room.wanted
+                room.wanted = []
+        return wanted
+
+    def bring(self, name: bytes, data: bytes, *, is_first: bool, is_last: bool) -> None:
+        """Take over a piece of what was wanted."""
+        for room in (self.pictures, self.adapters):
+            if room is not None:
+                room.bring(name, data, is_first=is_first, is_last=is_last)
+
+    def lack(self, name: bytes, why: str) -> list[TokenDelta]:
+        """The service cannot bring that."""
+        deltas = [] if self.adapters is None else self._let_in(self.adapters.lack(name, why))
+        if self.pictures is not None:
+            deltas += self._behind_pictures(self.pictures.lack(name, why))
+        return deltas
 
     def forget_tenant(self, tenant: str) -> None:
         """Nothing of it is found any more; its requests go on."""
@@ -111,6 +137,25 @@ class Arrivals:
     def _behind_blocks(
         self, request: EngineRequest, grammar: CompiledGrammar | None
     ) -> list[TokenDelta]:
+        if not request.pictures:
+            return self._behind_all(request, grammar)
+        assert self.pictures is not None, "the door has refused it"
+        self.pictures.submit(request, grammar)
+        return self._behind_pictures(self.pictures.ready())
+
+    def _behind_pictures(self, shown: Iterable[Shown]) -> list[TokenDelta]:
+        deltas: list[TokenDelta] = []
+        for request, grammar, error in shown:
+            if error is None:
+                deltas += self._behind_all(request, grammar)
+            else:
+                deltas += ends_of(request, "error", error)
+        return deltas
+
+    def _behind_all(
+        self, request: EngineRequest, grammar: CompiledGrammar | None
+    ) -> list[TokenDelta]:
+        """Whoever has an adapter waits for that last: it is held from then on."""
         if request.adapter is None:
             return list(map(last_delta, self._add(request, grammar, [])))
         assert self.adapters is not None, "the door has refused it"

@@ -21,7 +21,7 @@ from engine.serve.messages import (
     FromEngine,
     Loading,
     ToEngine,
-    WantAdapters,
+    Want,
     decode_from_engine,
     encode,
 )
@@ -77,7 +77,7 @@ class Connection:
         """Return when there is something to be received."""
         await self._socket.poll()
 
-    def receive(self) -> Iterator[Deltas | WantAdapters]:
+    def receive(self) -> Iterator[Deltas | Want]:
         """What has arrived; answers go to who has asked. Never suspends, so that nobody who is
         cancelled loses any.
 
@@ -88,7 +88,7 @@ class Connection:
         while inbox.poll(0):
             message = decode_from_engine(inbox.recv(zmq.NOBLOCK))
             self.num_heard += 1
-            if isinstance(message, Deltas | WantAdapters):
+            if isinstance(message, Deltas | Want):
                 yield message
             elif isinstance(message, Answer):
                 waiting = self._waiting.get(message.number)

@@ -36,6 +36,8 @@ from engine.draft.drafter import Drafter
 from engine.draft.lookup import PromptLookup
 from engine.draft.worth import FREE_ROWS, RowCosts
 from engine.grammar.grammars import Grammars
+from engine.pictures.pictures import Pictures
+from engine.pictures.sight import Sight
 from engine.run.steps import Failure, Runner, Steps
 from engine.schedule.decode import Turns
 from engine.schedule.scheduler import Scheduler
@@ -46,6 +48,8 @@ from engine.serve.deltas import delta_of, last_delta
 from engine.serve.figures import engine_stats
 
 _log = logging.getLogger(__name__)
+_PICTURE_SECONDS = 0.05
+"""Of seeing one between two steps, at most, where no time between tokens is aimed at."""
 _MOST_FAILURES = 3
 """Failed steps of one kind, without a good one of that kind between them, after which the process
 is to be started anew."""
@@ -93,7 +97,8 @@ class EngineCore:
         self._runner = runner
         keeper = _make_keeper(config, info, self.scheduler, runner)
         adapters = _make_adapters(config, self.scheduler, runner)
-        self.arrivals = Arrivals(self.scheduler.add, grammars, keeper, adapters)
+        pictures = _make_pictures(config, self.scheduler, runner)
+        self.arrivals = Arrivals(self.scheduler.add, grammars, keeper, adapters, pictures)
         self._order = Steps(self.scheduler)
         self._steps = 0
         self._output_tokens = 0
@@ -173,6 +178,7 @@ class EngineCore:
             invariant_violations=self._violations,
             commit_seconds=self._commit_seconds,
             adapters=[] if self.arrivals.adapters is None else self.arrivals.adapters.loaded,
+            pictures=self.arrivals.pictures,
         )
 
     def roll(self, cell: int | None = None) -> Roll:
@@ -181,22 +187,19 @@ class EngineCore:
         return roll if keeper is None else structs.replace(roll, on_disk=keeper.blocks_by_owner())
 
     def take_wanted(self) -> list[bytes]:
-        """The names of adapters that requests have come to wait for since the last call."""
-        adapters = self.arrivals.adapters
-        if adapters is None or not adapters.wanted:
-            return []
-        wanted, adapters.wanted = adapters.wanted, []
-        return wanted
+        """The names of adapters and pictures that requests have come to wait for since the last
+        call.
+        """
+        return self.arrivals.take_wanted()
 
-    def bring_adapter(
+    def bring(
         self, name: bytes, data: bytes, *, is_first: bool = False, is_last: bool = False
     ) -> None:
-        """Take over a piece of an adapter that was wanted."""
-        assert self.arrivals.adapters is not None, "it was wanted"
-        self.arrivals.adapters.bring(name, data, is_first=is_first, is_last=is_last)
+        """Take over a piece of what was wanted."""
+        self.arrivals.bring(name, data, is_first=is_first, is_last=is_last)
 
-    def lack_adapter(self, name: bytes, why: str) -> list[TokenDelta]:
-        """An adapter that was wanted does not come. Returns the terminal deltas of what ends."""
+    def lack(self, name: bytes, why: str) -> list[TokenDelta]:
+        """What was wanted does not come. Returns the terminal deltas of what ends."""
         return self.arrivals.lack(name, why)
 
     def adapter_states(self, names: Sequence[bytes]) -> list[AdapterState | None]:
@@ -282,6 +285,15 @@ def _make_adapters(config: EngineConfig, scheduler: Scheduler, runner: Runner) -
     if model is None or memory is None:
         return None
     return Adapters(scheduler, model, memory, config.adapter_memory_bytes)
+
+
+def _make_pictures(config: EngineConfig, scheduler: Scheduler, runner: Runner) -> Pictures | None:
+    """What has pictures seen, where there is a model that sees."""
+    sight: Sight | None = getattr(runner, "pictures", None)
+    if sight is None:
+        return None
+    most = config.itl_target_ms / 2000 or _PICTURE_SECONDS
+    return Pictures(scheduler, sight, config.picture_memory_bytes, most)
 
 
 def _kinds(plans: list[StepPlan]) -> set[str]:

@@ -6,12 +6,18 @@ from typing import Any
 
 from engine.api import EngineStats, TenantStats
 from engine.disk.keeper import Keeper
+from engine.pictures.pictures import Pictures
 from engine.run.steps import Runner, Steps
 from engine.schedule.scheduler import Scheduler
 
 
 def engine_stats(
-    scheduler: Scheduler, order: Steps, runner: Runner, keeper: Keeper | None, **counts: Any
+    scheduler: Scheduler,
+    order: Steps,
+    runner: Runner,
+    keeper: Keeper | None,
+    pictures: Pictures | None,
+    **counts: Any,
 ) -> EngineStats:
     """What these have counted, and `counts`, which the loop has."""
     tiers, lifecycle, speculation = scheduler.tiers, scheduler.lifecycle, scheduler.speculation
@@ -28,6 +34,9 @@ def engine_stats(
         counts["kept_files"] = len(keeper.shelf)
         counts["kept_bytes"] = keeper.shelf.num_bytes
         counts["restored_blocks"] = pool.in_blocks(keeper.restorer.num_restored_pages)
+    if pictures is not None:
+        counts["pictures_seen"] = pictures.num_seen
+        counts["picture_seconds"] = pictures.seconds
     return EngineStats(
         running=len(scheduler.running),
         waiting=lifecycle.num_waiting,

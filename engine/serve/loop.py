@@ -10,13 +10,13 @@ from engine.questions import ORDERS, QUESTIONS
 from engine.serve.core import EngineCore
 from engine.serve.messages import (
     Abort,
-    AdapterPiece,
     Ask,
     Deltas,
+    Piece,
     Ready,
     Shutdown,
     Submit,
-    WantAdapters,
+    Want,
     answer,
     decode_to_engine,
     encode,
@@ -47,7 +47,7 @@ def serve(
                     _send(socket, core.submit(request))
                 case Abort(request_id, index):
                     _send(socket, core.abort(request_id, index))
-                case AdapterPiece() as piece:
+                case Piece() as piece:
                     _send(socket, _bring(core, piece))
                 case Ask(number, question):
                     said = QUESTIONS[type(question)].handle(core, question)
@@ -62,17 +62,17 @@ def serve(
         _send(socket, core.step())
         wanted = core.take_wanted()
         if wanted:
-            socket.send(encode(WantAdapters(wanted)))
+            socket.send(encode(Want(wanted)))
         if publisher is not None:
             publisher.publish()
         if core.is_idle:
             core.check()
 
 
-def _bring(core: EngineCore, piece: AdapterPiece) -> list[TokenDelta]:
+def _bring(core: EngineCore, piece: Piece) -> list[TokenDelta]:
     if piece.error is not None:
-        return core.lack_adapter(piece.name, piece.error)
-    core.bring_adapter(piece.name, piece.data, is_first=piece.is_first, is_last=piece.is_last)
+        return core.lack(piece.name, piece.error)
+    core.bring(piece.name, piece.data, is_first=piece.is_first, is_last=piece.is_last)
     return []
 
 

@@ -21,9 +21,9 @@ class Abort(msgspec.Struct, frozen=True, tag=True):
     index: int | None = None
 
 
-class AdapterPiece(msgspec.Struct, frozen=True, tag=True):
-    """Of an adapter that was wanted: its configuration first, then its weights. With an `error`
-    there is none, or no more of it.
+class Piece(msgspec.Struct, frozen=True, tag=True):
+    """Of an adapter or a picture that was wanted, as `engine.client.Source` brings it. With an
+    `error` there is none, or no more of it.
     """
 
     name: bytes
@@ -75,8 +75,8 @@ class Deltas(msgspec.Struct, frozen=True, tag=True):
     deltas: list[TokenDelta]
 
 
-class WantAdapters(msgspec.Struct, frozen=True, tag=True):
-    """Requests wait for the adapters of these names."""
+class Want(msgspec.Struct, frozen=True, tag=True):
+    """Requests wait for the adapters or pictures of these names."""
 
     names: list[bytes]
 
@@ -88,8 +88,8 @@ class Answer(msgspec.Struct, frozen=True, tag=True):
     answer: msgspec.Raw
 
 
-ToEngine = Submit | Abort | AdapterPiece | Ask | AnyOrder | Shutdown
-FromEngine = Loading | Ready | Failed | Deltas | WantAdapters | Answer
+ToEngine = Submit | Abort | Piece | Ask | AnyOrder | Shutdown
+FromEngine = Loading | Ready | Failed | Deltas | Want | Answer
 
 encode = msgspec.msgpack.Encoder().encode
 decode_to_engine = msgspec.msgpack.Decoder(ToEngine).decode

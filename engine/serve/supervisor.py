@@ -30,14 +30,14 @@ from engine.serve.connection import Connection
 from engine.serve.entrance import TRIAL_SECONDS, Entrance
 from engine.serve.messages import (
     Abort,
-    AdapterPiece,
     Down,
     Failed,
+    Piece,
     Ready,
     Shutdown,
     Submit,
     ToEngine,
-    WantAdapters,
+    Want,
 )
 from engine.serve.running_stream import RunningStream
 from engine.validation import check_request
@@ -117,7 +117,7 @@ class RemoteEngine(EngineClient):
         """Told of an engine's death, before its streams wait for the next one."""
         self._supervisor: asyncio.Task[None] | None = None
         self._bringing: dict[bytes, asyncio.Task[None]] = {}
-        """Adapters on their way to the engine."""
+        """Adapters and pictures on their way to the engine."""
 
     @property
     def info(self) -> EngineInfo:
@@ -335,7 +335,7 @@ class RemoteEngine(EngineClient):
     def _deliver(self) -> None:
         assert self._connection is not None, "an engine runs, or has just died"
         for message in self._connection.receive():
-            if isinstance(message, WantAdapters):
+            if isinstance(message, Want):
                 self._bring(message.names)
                 continue
             for delta in message.deltas:
@@ -347,7 +347,7 @@ class RemoteEngine(EngineClient):
             self._let_in()
 
     def _bring(self, names: list[bytes]) -> None:
-        """Have the engine brought adapters, each beside everything else."""
+        """Have the engine brought what it wants, each beside everything else."""
         for name in names:
             if name in self._bringing:
                 self._bringing[name].cancel()  # nobody waits for its pieces any more
@@ -356,19 +356,19 @@ class RemoteEngine(EngineClient):
     async def _bring_one(self, name: bytes) -> None:
         connection, is_first = self._connection, True
         try:
-            async for piece in self.adapters(name):
+            async for piece in self.source(name):
                 if self._connection is not connection:
                     return  # the next engine asks anew
-                self._send_if_running(AdapterPiece(name, piece, is_first=is_first))
+                self._send_if_running(Piece(name, piece, is_first=is_first))
                 is_first = False
-            self._send_if_running(AdapterPiece(name, b"", is_last=True))
+            self._send_if_running(Piece(name, b"", is_last=True))
         except EngineUnavailable:
             self._bring([name])  # from its beginning
         except EngineError as error:
-            self._send_if_running(AdapterPiece(name, b"", error=str(error)))
+            self._send_if_running(Piece(name, b"", error=str(error)))
         except Exception:  # noqa: BLE001 - whatever a store raises
-            _log.exception("an adapter cannot be read")
-            self._send_if_running(AdapterPiece(name, b"", error="it cannot be read"))
+            _log.exception("what a request names cannot be read")
+            self._send_if_running(Piece(name, b"", error="it cannot be read"))
         finally:
             if self._bringing.get(name) is asyncio.current_task():
                 del self._bringing[name]

@@ -27,6 +27,7 @@ from app.assembly.server import Listener, Server, bind
 from app.assembly.service import create_admin_app, create_app
 from app.background.webhooks import Webhook
 from app.prompt.chat_template import ChatTemplate
+from app.prompt.sight import Eyes
 from app.settings import Settings, load_settings
 from app.stores import Stores
 from app.transport.bounds import Bounds, ConnectionBounds
@@ -236,6 +237,7 @@ async def living(
     prices: PriceList = NO_PRICES,
     webhook: Webhook | None = None,
     tracing: Tracing | None = None,
+    eyes: Eyes | None = None,
 ) -> AsyncIterator[World]:
     """A world over the store at `redis_url`; what it knows of tenants is `cache_seconds` old."""
     redis = await open_redis(redis_url, timeout_seconds=STALL_SECONDS)
@@ -257,6 +259,7 @@ async def living(
         prices=prices,
         webhook=webhook,
         tracing=tracing,
+        eyes=eyes,
     )
     door = Door(AdminToken.of(ADMIN_TOKEN), stores.operator_tokens)
     admin_app = create_admin_app(app.state.service, door)
@@ -284,6 +287,11 @@ def tracing() -> Tracing | None:
 
 
 @pytest.fixture
+def eyes() -> Eyes | None:
+    return None
+
+
+@pytest.fixture
 async def world(
     engine: ScriptedEngine,
     limits: Bounds,
@@ -291,9 +299,16 @@ async def world(
     prices: PriceList,
     webhook: Webhook | None,
     tracing: Tracing | None,
+    eyes: Eyes | None,
 ) -> AsyncIterator[World]:
     async with living(
-        engine, limits, store_server.url, prices=prices, webhook=webhook, tracing=tracing
+        engine,
+        limits,
+        store_server.url,
+        prices=prices,
+        webhook=webhook,
+        tracing=tracing,
+        eyes=eyes,
     ) as world:
         world.server_pid = store_server.server_pid
         yield world

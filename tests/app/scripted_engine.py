@@ -24,8 +24,8 @@ from engine.api import (
     TokenDelta,
     TokenLogprobs,
 )
-from engine.blocks.hashing import block_hashes
-from engine.client import AdapterSource, FleetFigures
+from engine.blocks.hashing import Extras, block_hashes, extras_for
+from engine.client import FleetFigures, Source, bring_nothing
 from engine.validation import check_request
 
 BLOCK_SIZE = 16
@@ -41,7 +41,7 @@ class ScriptedEngine:
     hash_extras = b""
     max_running_sequences = 64
     has_grammars = True
-    adapters: AdapterSource
+    source: Source = staticmethod(bring_nothing)
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         self.tokenizer = tokenizer
@@ -66,6 +66,9 @@ class ScriptedEngine:
         self.starts = 1
         self.linears: dict[str, tuple[int, int]] = {}
         """Of the model: what adapters may change."""
+        self.picture_token_id: int | None = None
+        self.brought: list[tuple[bytes, list[bytes]]] = []
+        """The pictures that it has asked for, which it does each time, by their names."""
         self._released = asyncio.Event()
         self._aborts: dict[str, asyncio.Event] = {}
         self.aborted_lines: list[tuple[str, int]] = []
@@ -94,6 +97,7 @@ class ScriptedEngine:
             hash_extras=self.hash_extras,
             has_grammars=self.has_grammars,
             linears=self.linears,
+            picture_token_id=self.picture_token_id,
         )
 
     async def start(self) -> None: ...
@@ -248,6 +252,13 @@ class ScriptedEngine:
     async def _serve(self, request: EngineRequest) -> AsyncIterator[TokenDelta]:
         cached = self._look_up(request)
         rid, sampling = request.request_id, request.sampling
+        try:
+            for use in request.pictures:
+                pieces = [piece async for piece in self.source(use.name)]
+                self.brought.append((use.name, pieces))
+        except EngineError as error:
+            yield TokenDelta(request_id=rid, finish_reason="error", error=str(error))
+            return
         if request.pin is not None:
             hashes = block_hashes(request.prompt, BLOCK_SIZE, request.namespaces)
             most = request.share.max_pinned_blocks
@@ -350,7 +361,7 @@ class ScriptedEngine:
 
     def _look_up(self, request: EngineRequest) -> int:
         findable = request.prompt[: request.cache.up_to]
-        hashes = block_hashes(findable, BLOCK_SIZE, request.namespaces)
+        hashes = block_hashes(findable, BLOCK_SIZE, request.namespaces, _extras(request))
         hits = 0
         while hits < len(hashes) and hashes[hits] in self.cached:
             hits += 1
@@ -359,7 +370,7 @@ class ScriptedEngine:
 
     def _register(self, request: EngineRequest, token_ids: list[int]) -> None:
         findable = token_ids[: request.cache.up_to]
-        for block in block_hashes(findable, BLOCK_SIZE, request.namespaces):
+        for block in block_hashes(findable, BLOCK_SIZE, request.namespaces, _extras(request)):
             self.cached.setdefault(block, request.tenant)
 
     def _scripts(self, request: EngineRequest) -> list[list[int]]:
@@ -386,3 +397,7 @@ class ScriptedEngine:
             self.holding.remove(request_id)
             released.cancel()
             aborted.cancel()
+
+
+def _extras(request: EngineRequest) -> Extras:
+    return extras_for(b"", None, len(request.prompt), None, request.pictures)

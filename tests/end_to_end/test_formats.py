@@ -10,6 +10,7 @@ from typing import Any, Literal
 import jsonschema_rs
 import openai
 import pytest
+from llguidance import LLMatcher, LLTokenizer
 from openai import AsyncOpenAI
 from pydantic import BaseModel
 
@@ -103,6 +104,45 @@ async def test_a_small_model_calls_right_where_it_has_to(client: AsyncOpenAI) ->
         assert choice.message.content is None
         [call] = choice.message.tool_calls or ()
         assert isinstance(call.function.parsed_arguments, Wall)
+
+
+async def test_a_small_model_writes_texts_that_follow_the_grammar(client: AsyncOpenAI) -> None:
+    source = 'start: term (SIGN term)~1..3\nterm: /[1-9]/ | "(" /[1-9]/ ")"\nSIGN: "+" | "-"'
+    grammar = {"syntax": "lark", "definition": source}
+    model = (await client.models.list()).data[0].id
+    tool: dict[str, Any] = {"type": "custom", "name": "add", "description": "Adds numbers."}
+    response = await client.responses.create(
+        model=model,
+        input="What is two plus three?",
+        tools=[{**tool, "format": {"type": "grammar", **grammar}}],  # type: ignore[list-item]
+        tool_choice={"type": "custom", "name": "add"},
+        max_output_tokens=60,
+    )
+    [called] = response.output
+    assert called.type == "custom_tool_call"
+    assert (response.status, derives(source, called.input)) == ("completed", True)
+    custom: Any = {**tool, "format": {"type": "grammar", "grammar": grammar}}
+    del custom["type"]
+    stream = await client.chat.completions.create(
+        model=model,
+        messages=[{"role": "user", "content": "Take one from nine."}],
+        tools=[{"type": "custom", "custom": custom}],
+        tool_choice="required",
+        max_tokens=60,
+        stream=True,
+    )
+    chunks = [chunk.choices[0].to_dict() async for chunk in stream]
+    told = [call["custom"] for one in chunks for call in one["delta"].get("tool_calls", ())]
+    text = "".join(one["input"] for one in told)
+    assert told[0]["name"] == "add"
+    assert (chunks[-1]["finish_reason"], derives(source, text)) == ("tool_calls", True)
+
+
+def derives(source: str, text: str) -> bool:
+    """Whether a grammar in Lark derives a text."""
+    matcher = LLMatcher(LLTokenizer("byte"), LLMatcher.grammar_from_lark(source))
+    data = list(text.encode())
+    return matcher.try_consume_tokens(data) == len(data) and matcher.is_accepting()
 
 
 async def test_a_hostile_schema_is_refused_by_name(client: AsyncOpenAI) -> None:

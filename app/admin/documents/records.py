@@ -127,6 +127,9 @@ class Limits(Document):
     adapter_bytes: LimitOrNone | Unlimited | None = Field(
         None, description="Of the files of all their versions."
     )
+    images: LimitOrNone | Unlimited | None = Field(
+        None, description="Pictures that a conversation shows the model."
+    )
     lease_seconds: LimitOrNone | None = Field(
         None, description="For how long its requests may lease cached KV blocks, at most."
     )

@@ -87,7 +87,7 @@ class ClusterEngine(EngineClient):
         self._cadence_seconds = cadence_seconds
         self._num_replicas = num_replicas
         self._loop = asyncio.get_running_loop()
-        self._courier = Courier(lambda: self.adapters)
+        self._courier = Courier(lambda: self.source)
         self._fleet = Fleet(self._ready, self._lost, self._courier.send)
         self._runs: dict[str, Run] = {}
         self._homeless: dict[Run, asyncio.TimerHandle] = {}
@@ -353,5 +353,6 @@ class ClusterEngine(EngineClient):
 
 
 def _hashes_of(request: EngineRequest, info: EngineInfo) -> list[bytes]:
-    extras = extras_for(info.hash_extras, info.rotary_switch, len(request.prompt), request.adapter)
+    beside = request.adapter, request.pictures
+    extras = extras_for(info.hash_extras, info.rotary_switch, len(request.prompt), *beside)
     return block_hashes(request.prompt, info.block_size, request.namespaces, extras)

@@ -1,4 +1,4 @@
-"""The way of adapters from the store to the replicas whose engines want them."""
+"""The way of adapters and pictures to the replicas whose engines want them."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import logging
 from collections.abc import Callable
 from typing import Protocol
 
-from app.cluster.messages import Brought, WantAdapter
+from app.cluster.messages import Brought, Wanted
 from engine.api import EngineError, EngineUnavailable
-from engine.client import AdapterSource
+from engine.client import Source
 
 _log = logging.getLogger(__name__)
 
@@ -23,14 +23,14 @@ class Customer(Protocol):
 
 
 class Courier:
-    """Brings adapters, each beside everything else, piece by piece as they are taken."""
+    """Brings them, each beside everything else, piece by piece as they are taken."""
 
-    def __init__(self, source: Callable[[], AdapterSource]) -> None:
+    def __init__(self, source: Callable[[], Source]) -> None:
         """`source` tells where they are from, at any time."""
         self._source = source
         self._errands: set[asyncio.Task[None]] = set()
 
-    def send(self, customer: Customer, wanted: WantAdapter) -> None:
+    def send(self, customer: Customer, wanted: Wanted) -> None:
         """Have one brought to a replica."""
         task = asyncio.create_task(self._run(customer, wanted))
         self._errands.add(task)
@@ -42,7 +42,7 @@ class Courier:
             task.cancel()
         await asyncio.gather(*self._errands, return_exceptions=True)
 
-    async def _run(self, customer: Customer, wanted: WantAdapter) -> None:
+    async def _run(self, customer: Customer, wanted: Wanted) -> None:
         errand = wanted.errand
         try:
             end = await self._bring(customer, wanted)
@@ -50,7 +50,7 @@ class Courier:
         except EngineUnavailable:
             _log.info("errand %d to a replica that is lost", errand)
 
-    async def _bring(self, customer: Customer, wanted: WantAdapter) -> Brought:
+    async def _bring(self, customer: Customer, wanted: Wanted) -> Brought:
         """Returns what is to be brought last. Raises `EngineUnavailable` without the replica."""
         errand = wanted.errand
         pieces = aiter(self._source()(wanted.name))
@@ -60,7 +60,7 @@ class Courier:
             except EngineError as error:
                 return Brought(errand, error=str(error))
             except Exception:  # noqa: BLE001 - whatever a store raises
-                _log.exception("an adapter cannot be read")
+                _log.exception("what a replica wants cannot be read")
                 return Brought(errand, error="it cannot be read")
             if data is None or not await customer.bring(Brought(errand, data)):
                 return Brought(errand, is_last=True)

@@ -16,7 +16,7 @@ from msgspec import structs
 from app.cluster.door.fairness import Turns
 from app.cluster.door.ledger import LeaseLedger
 from app.cluster.door.link import Link
-from app.cluster.messages import Adapters, Blocks, Hello, State, ToDoor, WantAdapter
+from app.cluster.messages import Adapters, Blocks, Hello, State, ToDoor, Wanted
 from app.cluster.rollout import mismatch, own_release
 from app.cluster.routing.index import PrefixIndex
 from app.cluster.routing.router import ReplicaLoad, Router, Why
@@ -121,7 +121,7 @@ class Fleet:
         self,
         on_ready: Callable[[Replica], None],
         on_lost: Callable[[list[Run]], None],
-        on_wanted: Callable[[Link, WantAdapter], None],
+        on_wanted: Callable[[Link, Wanted], None],
     ) -> None:
         """`on_ready` is told whenever a replica has a new engine; `on_lost` what one was computing
         for this door that is to go on elsewhere; `on_wanted` of an adapter that one is to have.
@@ -291,7 +291,7 @@ class Fleet:
                 seconds = {one.name: one.seconds for one in loaded}
                 if self._router is not None:
                     self._router.adapters.loaded(link.number, seconds, gone_names)
-            case WantAdapter():
+            case Wanted():
                 self._on_wanted(link, message)
             case Blocks(stored, removed, cleared):
                 replica.heard.blocks(message)

@@ -48,6 +48,8 @@ class Heads:
             until = now + cache.lease_s
         else:
             return
+        if request.pictures:  # what they show is gone when this is computed
+            size = min(size, request.pictures[0].start)
         if size >= block_size:
             own = hashes[: size // block_size]
             self._add(Head(_computing(request, size), own, until))

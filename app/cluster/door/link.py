@@ -71,8 +71,8 @@ class Link:
             raise EngineUnavailable("a replica does not answer") from error
 
     async def bring(self, piece: Brought) -> bool:
-        """Have a piece of an adapter taken over; returns when the next one may come, or `False`: no
-        more of it is wanted. Raises `EngineUnavailable`.
+        """Have a piece of what was wanted taken over; returns when the next one may come, or
+        `False`: no more of it is wanted. Raises `EngineUnavailable`.
         """
         try:
             call = self._handle.bring.remote(encode(piece), replica=self._replica)
@@ -80,7 +80,7 @@ class Link:
                 wanted: bool = await call
                 return wanted
         except LOST as error:
-            raise EngineUnavailable("a replica does not take an adapter") from error
+            raise EngineUnavailable("a replica does not take what it wanted") from error
 
     async def close(self) -> None:
         """Leave; the replica aborts what is left of this door's requests."""

@@ -1,7 +1,8 @@
-"""Adapters that a replica's engine wants: brought by doors, whose requests wait for them.
+"""What a replica's engine wants: adapters and pictures, brought by doors whose requests wait.
 
 A replica knows neither the store nor a tenant's key. It sends a door on an errand, and the door
-comes back with the adapter piece by piece; a door that leaves meanwhile is followed by another one.
+comes back with what it was sent for, piece by piece; a door that leaves meanwhile is followed by
+another one.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import itertools
 from collections.abc import AsyncIterator, Mapping
 from typing import Final, Protocol
 
-from app.cluster.messages import Brought, WantAdapter
+from app.cluster.messages import Brought, Wanted
 from engine.api import EngineError, EngineUnavailable
 
 _PATIENCE_SECONDS: Final = 60.0
@@ -21,11 +22,11 @@ _PATIENCE_SECONDS: Final = 60.0
 class Door(Protocol):
     """A front door that is attended."""
 
-    def needs(self, adapter: bytes) -> bool:
-        """Whether it has a request with that adapter here."""
+    def needs(self, name: bytes) -> bool:
+        """Whether it has a request here with the adapter or picture of that name."""
         ...
 
-    def put(self, message: WantAdapter) -> None:
+    def put(self, message: Wanted) -> None:
         """Have it told."""
         ...
 
@@ -85,7 +86,7 @@ class Errands:
         return len(self._under_way)
 
     async def fetch(self, name: bytes) -> AsyncIterator[bytes]:
-        """See `engine.client.AdapterSource`. A door that has none is followed by another one."""
+        """See `engine.client.Source`. A door that has none is followed by another one."""
         asked: set[Door] = set()
         error = EngineError("nobody is there to bring it")
         while True:
@@ -96,7 +97,7 @@ class Errands:
             asked.add(door)
             number, errand, has_begun = next(self._numbers), _Errand(door), False
             self._under_way[number] = errand
-            door.put(WantAdapter(name, number))
+            door.put(Wanted(name, number))
             try:
                 async for piece in errand.taken():
                     has_begun = True

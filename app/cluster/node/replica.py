@@ -139,7 +139,7 @@ class EngineReplica:
         )
         self._doors: dict[str, _Door] = {}
         self._errands = Errands(self._doors)
-        self._engine.adapters = self._errands.fetch
+        self._engine.source = self._errands.fetch
         self._name = get_replica_context().replica_id.unique_id
         await self._engine.start()
         self._pulse = Pulse(self._engine, self._tell_all)
@@ -240,7 +240,7 @@ class _Door:
         self._others: list[ToDoor] = []
         self._news = asyncio.Event()
         self._requests: dict[str, asyncio.Task[None]] = {}
-        self._adapters: Counter[bytes] = Counter()
+        self._brought: Counter[bytes] = Counter()
         """How many of its requests have each."""
         self._heard_at = self._loop.time()
         self._beat_at = self._loop.time()
@@ -251,9 +251,9 @@ class _Door:
         """Whether it still says something now and then."""
         return self._loop.time() - self._heard_at < SILENCE_SECONDS
 
-    def needs(self, adapter: bytes) -> bool:
+    def needs(self, name: bytes) -> bool:
         """See `app.cluster.node.errands.Door`."""
-        return self._adapters[adapter] > 0
+        return self._brought[name] > 0
 
     def is_heard(self) -> None:
         """It has said something, if only that it is there."""
@@ -287,9 +287,9 @@ class _Door:
             case Submit(request):
                 task = asyncio.create_task(self._serve(request))
                 self._requests[request.request_id] = task
-                if request.adapter is not None:
-                    self._adapters[request.adapter.name] += 1
-                    task.add_done_callback(partial(self._done_with, request.adapter.name))
+                for name in request.brought:
+                    self._brought[name] += 1
+                    task.add_done_callback(partial(self._done_with, name))
             case Abort(request_id, None):
                 task_or_none = self._requests.pop(request_id, None)
                 if task_or_none is not None:
@@ -325,10 +325,10 @@ class _Door:
             if self._requests.get(request.request_id) is asyncio.current_task():
                 del self._requests[request.request_id]
 
-    def _done_with(self, adapter: bytes, _: asyncio.Task[None]) -> None:
-        self._adapters[adapter] -= 1
-        if not self._adapters[adapter]:
-            del self._adapters[adapter]
+    def _done_with(self, name: bytes, _: asyncio.Task[None]) -> None:
+        self._brought[name] -= 1
+        if not self._brought[name]:
+            del self._brought[name]
 
     def _state(self) -> list[ToDoor]:
         """How the engine is, if it has said so: what takes it long is no silence of the replica."""

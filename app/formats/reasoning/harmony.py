@@ -78,6 +78,9 @@ def _read_message(source: Source, header: str) -> Reading[None]:
         yield from source.told_until("reasoning", *_ENDS, CALL)
     elif recipient is not None:
         source.emit("text", f"{OPENING}{recipient[1]}{MESSAGE}")
+        if recipient[1] in source.raws:  # whatever marks an end may stand in its text
+            yield from source.told_until("text")
+            return
         yield from source.told_until("text", *_ENDS, CALL)
         source.emit("text", CALL)
     elif (yield from source.told_until("text", *_ENDS, CALL)) == _RETURN:

@@ -68,7 +68,8 @@ class Marked:
         if is_framed and self.framed is not None:
             yield from source.skip_space()
             source.is_aside = False
-            yield from source.told_until("text", self.framed[1])
+            # What is called with a text that has a grammar may have the marker in it.
+            yield from source.told_until("text", *([] if source.raws else self.framed[1:]))
         source.is_aside = False
 
     def _read_thought(self, source: Source, opened: str) -> Reading[None]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Protocol
 
 from app.formats.tools.source import Reading, Source
@@ -51,12 +51,13 @@ class ReasoningParser:
     not depend on how it was cut, but for where reasoning stands between parts of the answer.
     """
 
-    def __init__(self, form: ReasoningFormat, opened: str) -> None:
+    def __init__(self, form: ReasoningFormat, opened: str, raws: Collection[str] = ()) -> None:
+        """An answer may end with a call of one of `raws`: see `Source`."""
         self.drops = False
         """Whether nothing of the last text is the answer's, nor may become so."""
         self.markers = form.markers
         """Special tokens that its text has to show."""
-        self._source = Source({})
+        self._source = Source({}, raws)
         self._reading = _all(form, self._source, opened)
         self._reasoning: list[str] = []
         self._is_inside = False

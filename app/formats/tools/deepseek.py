@@ -28,8 +28,12 @@ def _read_call(source: Source) -> Reading[bool]:
     name = yield from source.name()
     if not (yield from source.take(_SEPARATOR)):
         return False
+    if name in source.raws:
+        return (yield from source.raw_call(name, ""))
     if (yield from source.skip_space()) != "{":  # what came was the kind of the call: "function"
         name = yield from source.name()
+        if name in source.raws:
+            return (yield from source.raw_call(name, "\n"))
         yield from source.skip_space()
         yield from source.take("```json")
         yield from source.skip_space()
@@ -54,15 +58,27 @@ def _write(calls: Sequence[Call]) -> str:
 def _blocks(writer: Writer) -> Blocks:
     """Either version's calls: the model knows which it writes."""
     call, separator, end = map(writer.marker, (_CALL, _SEPARATOR, _CALL_END))
-    one = writer.some(
-        lambda shape: (
-            f"{literal(shape.name)} {separator} {shape.json} {end} | "
-            f'"function" {separator} {literal(shape.name + _FENCE)} {shape.json} "\\n```" {end}'
+
+    def calls() -> str:
+        one = writer.some(
+            lambda shape: (
+                f"{literal(shape.name)} {separator} {shape.json} {end} | "
+                f'"function" {separator} {literal(shape.name + _FENCE)} {shape.json} '
+                f'"\\n```" {end}'
+            )
         )
+        return writer.list(one, rf'"\n"? {call}')
+
+    def frame(name: str) -> str:
+        return f'({literal(name)} {separator} | "function" {separator} {literal(name)} "\\n")'
+
+    whole = writer.or_raw(lambda: f"{calls()} {writer.marker(_ALL_END)}", frame)
+    return Blocks(
+        [
+            Block(_ALL, f"{call} ({whole})"),
+            Block(_CALL, writer.or_raw(calls, frame), usual=False),
+        ]
     )
-    calls = writer.list(one, rf'"\n"? {call}')
-    whole = f"{call} {calls} {writer.marker(_ALL_END)}"
-    return Blocks([Block(_ALL, whole), Block(_CALL, calls, usual=False)])
 
 
 DEEPSEEK = Format(_read, _write, (_ALL, _ALL_END, _CALL, _SEPARATOR, _CALL_END), _blocks)

@@ -36,12 +36,15 @@ class Unwritable(Exception):
 class Shape:
     """What the calls of a function look like: its name, and the schema of its arguments.
 
-    One that is `strict` is held in full, or not at all.
+    One that is `strict` is held in full, or not at all. With `raw`, an expression, the function
+    takes one text that this derives, and which is written as it is. Where such a text ends nothing
+    but the end of the answer can tell: whatever marks an end may stand in it.
     """
 
     name: str
     schema: Mapping[str, Any]
     strict: bool = True
+    raw: str | None = None
 
     @classmethod
     def of(cls, name: str, parameters: Mapping[str, Any] | None, strict: bool) -> Shape:
@@ -186,8 +189,28 @@ class Writer:
         return token(self.tokens[text]) if text in self.tokens else literal(text)
 
     def some(self, write: Callable[[Shape], str]) -> str:
-        """A call of any function."""
-        return self.rule(" | ".join(write(shape) for shape in self.shapes))
+        """A call of any function that takes JSON."""
+        return self.rule(" | ".join(write(shape) for shape in self._in_json))
+
+    def or_raw(self, calls: Callable[[], str], frame: Callable[[str], str], end: str = "") -> str:
+        """Such `calls`, if there are functions of that kind, or one of another function: the
+        `frame` that has its name, its text, and the `end` of the answer.
+        """
+        raw = [
+            f"{frame(one.name)} {self.rule(one.raw)} {end}"
+            for one in self.shapes
+            if one.raw is not None
+        ]
+        return " | ".join([calls(), *raw] if self._in_json else raw)
+
+    @property
+    def has_raw(self) -> bool:
+        """Whether there are functions of the other kind."""
+        return len(self._in_json) < len(self.shapes)
+
+    @property
+    def _in_json(self) -> list[Shape]:
+        return [one for one in self.shapes if one.raw is None]
 
     def list(self, call: str, separator: str) -> str:
         """Such calls, as many as there may be; `separator` is an expression."""
@@ -200,7 +223,7 @@ class Writer:
         """
         if not self.parallel:
             return ""
-        most = max(_FEWEST_MOST_CALLS, _CALLS_OF_EACH * len(self.shapes))
+        most = max(_FEWEST_MOST_CALLS, _CALLS_OF_EACH * len(self._in_json))
         return f"({call}){{0,{most - 1}}}"
 
 
@@ -208,6 +231,13 @@ def json_call(shape: Shape, key: str = "arguments") -> str:
     """A call as such an object as `json_calls` reads."""
     start = f'{{"name": "{shape.name}", "{key}": '
     return f'{literal(start)} {shape.json} "}}"'
+
+
+def raw_frame(behind: str) -> Callable[[str], str]:
+    """What stands before the text of a call that is none of JSON: its name is an object's only
+    member, and the text begins on the line below.
+    """
+    return lambda name: literal(f'{{"name": "{name}"}}{behind}\n')
 
 
 def joined(writer: Writer, members: Sequence[tuple[str, bool]], separator: str) -> str:

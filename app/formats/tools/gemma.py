@@ -41,6 +41,8 @@ def _read(source: Source) -> Reading[None]:
         yield from source.skip_space()
         yield from source.take("call:")
         name = yield from source.name()
+        if name in source.raws and (yield from source.raw_call(name, *map(_raw_frame, _QUOTES))):
+            return
         if name not in source.functions or (yield from source.peek()) != "{":
             source.as_text()
             continue
@@ -139,9 +141,22 @@ def _blocks(writer: Writer) -> Blocks:
 
 def _block(writer: Writer, opening: str, closing: str, quote: str) -> Block:
     values = _Values(writer, quote)
-    call = writer.some(lambda shape: f"{literal(f'call:{shape.name}')} {values.arguments(shape)}")
-    ended = f"{call} {writer.marker(closing)}"
-    return Block(opening, writer.list(ended, writer.marker(opening)))
+
+    def calls() -> str:
+        call = writer.some(
+            lambda shape: f"{literal(f'call:{shape.name}')} {values.arguments(shape)}"
+        )
+        return writer.list(f"{call} {writer.marker(closing)}", writer.marker(opening))
+
+    def frame(name: str) -> str:
+        return f"{literal(f'call:{name}' + _raw_frame(''))} {writer.marker(quote)}"
+
+    return Block(opening, writer.or_raw(calls, frame))
+
+
+def _raw_frame(quote: str) -> str:
+    """What stands between a name and a text that is written as it is."""
+    return f"{{input:{quote}"
 
 
 class _Values:

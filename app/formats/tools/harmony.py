@@ -10,7 +10,7 @@ import json
 import re
 from collections.abc import Sequence
 
-from app.formats.tools.format import Block, Blocks, Format, Writer
+from app.formats.tools.format import Block, Blocks, Format, Unwritable, Writer
 from app.formats.tools.json_calls import Call, read_arguments
 from app.formats.tools.source import Reading, Source
 from engine.grammar.lark import literal
@@ -28,6 +28,9 @@ def _read(source: Source) -> Reading[None]:
         if name not in source.functions or not (yield from _skip_header(source)):
             source.as_text()
             continue
+        if name in source.raws:
+            yield from source.raw_call(name, "", end=CALL)
+            return
         yield from source.skip_space()
         source.begin_call(name)
         yield from read_arguments(source)
@@ -55,11 +58,30 @@ def _blocks(writer: Writer) -> Blocks:
     """Behind a call, the token that ends it ends the answer, wherever it is a stop token."""
     channel, constrain, message, end = map(writer.marker, (CHANNEL, CONSTRAIN, MESSAGE, CALL))
     body = f'(" " {constrain}? "json")? {message}'
-    late = writer.some(lambda one: f"{literal(_WORDS_BEFORE + one.name)} {body} {one.json}")
-    early = writer.some(lambda one: f'{literal(one.name)} {channel} "commentary" {body} {one.json}')
-    calls = writer.list(late, f"{end} {channel}")
+
+    def late() -> str:
+        call = writer.some(lambda one: f"{literal(_WORDS_BEFORE + one.name)} {body} {one.json}")
+        return f"{writer.list(call, f'{end} {channel}')} {end}?"
+
+    def early() -> str:
+        call = writer.some(
+            lambda one: f'{literal(one.name)} {channel} "commentary" {body} {one.json}'
+        )
+        return f"{call} {end}?"
+
+    def late_frame(name: str) -> str:
+        return f"{literal(_WORDS_BEFORE + name)} {message}"
+
+    def early_frame(name: str) -> str:
+        return f'{literal(name)} {channel} "commentary" {message}'
+
+    if writer.has_raw and CALL not in writer.tokens:
+        raise Unwritable("only a token could tell the end of a text in which its words may stand")
     return Blocks(
-        [Block(CHANNEL, f"{calls} {end}?"), Block(_EARLY, f"{early} {end}?", usual=False)]
+        [
+            Block(CHANNEL, writer.or_raw(late, late_frame, end)),
+            Block(_EARLY, writer.or_raw(early, early_frame, end), usual=False),
+        ]
     )
 
 

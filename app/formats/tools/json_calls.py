@@ -31,7 +31,7 @@ def read_calls(source: Source) -> Reading[bool]:
     yield from source.take("[")
     any_call = False
     while (yield from source.skip_space()) == "{":
-        if not (yield from read_call(source)):
+        if not (yield from read_call(source, "]")):
             break
         any_call = True
         yield from source.skip_space()
@@ -42,8 +42,11 @@ def read_calls(source: Source) -> Reading[bool]:
     return any_call
 
 
-def read_call(source: Source) -> Reading[bool]:
-    """One call; whether it was one, at least up to the name of a function that there is."""
+def read_call(source: Source, behind: str = "") -> Reading[bool]:
+    """One call; whether it was one, at least up to the name of a function that there is.
+
+    What is no JSON comes `behind` the object and a line's end, see `format.raw_frame`.
+    """
     name, early = "", ""
     has_arguments = False
     if not (yield from source.take("{")):
@@ -58,6 +61,8 @@ def read_call(source: Source) -> Reading[bool]:
             name = yield from _string(source)
             if name not in source.functions:
                 return False
+            if name in source.raws:
+                return (yield from source.raw_call(name, f"}}{behind}\n"))
             if early:
                 source.begin_call(name)
                 source.emit("arguments", early)

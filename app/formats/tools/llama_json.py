@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from app.formats.tools.format import Block, Blocks, Format, Writer, json_call
+from app.formats.tools.format import Block, Blocks, Format, Unwritable, Writer, json_call, raw_frame
 from app.formats.tools.json_calls import Call, leave, read_calls, written
 from app.formats.tools.source import Reading, Source
 from engine.grammar.lark import ANY_TEXT, BLANKS
@@ -36,18 +36,26 @@ def _write(calls: Sequence[Call]) -> str:
 
 
 def _blocks(writer: Writer) -> Blocks:
-    """What begins like JSON is a call, unless an answer may be other JSON as well."""
+    """What begins like JSON is a call, unless an answer may be other JSON as well.
+
+    Raises `Unwritable` where a call may begin with JSON that such an answer may be.
+    """
     calls = _calls_beside_json(writer) if writer.beside_json else _calls(writer)
     starts_otherwise = rf"{ANY_TEXT} & ~/\s*(\[\s*)?\{{(?s:.*)/"
     return Blocks([Block("", calls), Block(_TAG, calls)], starts_otherwise)
 
 
 def _calls(writer: Writer) -> str:
-    return writer.list(writer.some(lambda shape: json_call(shape, "parameters")), '"; "')
+    def calls() -> str:
+        return writer.list(writer.some(lambda shape: json_call(shape, "parameters")), '"; "')
+
+    return writer.or_raw(calls, raw_frame(""))
 
 
 def _calls_beside_json(writer: Writer) -> str:
     """With the blanks that JSON has: else what comes first would decide which of the two it is."""
+    if writer.has_raw:
+        raise Unwritable("this model's answers cannot be JSON beside texts that have a grammar")
     each = (
         rf'"{{" "\"name\"" ":" "\"{shape.name}\"" "," "\"parameters\"" ":" {shape.json} "}}"'
         for shape in writer.shapes

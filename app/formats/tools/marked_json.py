@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from app.formats.tools.format import Block, Blocks, Format, Writer, json_call
+from app.formats.tools.format import Block, Blocks, Format, Writer, json_call, raw_frame
 from app.formats.tools.json_calls import Call, leave, read_arguments, read_calls, written
 from app.formats.tools.source import Reading, Source
 from engine.grammar.lark import literal
@@ -12,6 +12,7 @@ from engine.grammar.lark import literal
 _HERMES = ("<tool_call>", "</tool_call>")
 _PHI, _TAG, _TAG_END = "functools", "<|tool_call|>", "<|/tool_call|>"
 _MISTRAL, _ID, _ARGUMENTS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
+_COMMA = '", "'
 
 
 def _reader(
@@ -36,6 +37,8 @@ def _read_listed_or_named(source: Source) -> Reading[bool]:
     name = yield from source.name()
     if (yield from source.take(_ID)):
         yield from source.name()
+    if name in source.raws:
+        return (yield from source.raw_call(name, _ARGUMENTS))
     yield from source.take(_ARGUMENTS)
     if name not in source.functions or (yield from source.skip_space()) != "{":
         return False
@@ -54,39 +57,60 @@ def _one_by_one(calls: Sequence[Call]) -> str:
 
 def _hermes_blocks(writer: Writer) -> Blocks:
     opening, closing = map(writer.marker, _HERMES)
-    call = rf'"\n" {writer.some(json_call)} "\n" {closing}'
-    return Blocks([Block(_HERMES[0], writer.list(call, rf'"\n" {opening}'))])
+
+    def calls() -> str:
+        call = rf'"\n" {writer.some(json_call)} "\n" {closing}'
+        return writer.list(call, rf'"\n" {opening}')
+
+    frame = raw_frame("")
+    return Blocks([Block(_HERMES[0], writer.or_raw(calls, lambda name: rf'"\n" {frame(name)}'))])
 
 
 def _granite_blocks(writer: Writer) -> Blocks:
-    return Blocks([Block(_TAG, f'"[" {_listed(writer)} "]"')])
+    return Blocks([Block(_TAG, f'"[" {_listed(writer)}')])
 
 
 def _phi_blocks(writer: Writer) -> Blocks:
     calls = _listed(writer)
-    single = writer.some(lambda shape: json_call(shape).replace("{", "", 1))
+    tagged = _listed(writer, writer.marker(_TAG_END))
+    single = writer.or_raw(
+        lambda: writer.some(lambda shape: json_call(shape).replace("{", "", 1)),
+        lambda name: raw_frame("")(name).replace("{", "", 1),
+    )
     return Blocks(
         [
-            Block(f"{_PHI}[", f'{calls} "]"', rf"/{_PHI}\s*\[/"),
+            Block(f"{_PHI}[", calls, rf"/{_PHI}\s*\[/"),
             Block(f"{_PHI}{{", single, rf"/{_PHI}\s*\{{/", usual=False),
-            Block(_TAG, f'"[" {calls} "]" {writer.marker(_TAG_END)}'),
+            Block(_TAG, f'"[" {tagged}'),
         ]
     )
 
 
-def _listed(writer: Writer) -> str:
-    return writer.list(writer.some(json_call), '", "')
+def _listed(writer: Writer, end: str = "") -> str:
+    """What stands in a list behind its bracket, to the `end` of a list of JSON."""
+    calls = writer.or_raw(
+        lambda: f'{writer.list(writer.some(json_call), _COMMA)} "]" {end}', raw_frame("]")
+    )
+    return f"({calls})"
 
 
 def _mistral_blocks(writer: Writer) -> Blocks:
     """A list, or where the model knows the marker of arguments, names before that."""
-    calls = f'" "? "[" {_listed(writer)} "]"'
+    calls = f'" "? "[" {_listed(writer)}'
     if _ARGUMENTS in writer.tokens:
-        named = writer.some(
-            lambda shape: f"{literal(shape.name)} {writer.marker(_ARGUMENTS)} {shape.json}"
-        )
-        calls = f"{calls} | {writer.list(named, writer.marker(_MISTRAL))}"
+        calls = f"{calls} | {_named(writer)}"
     return Blocks([Block(_MISTRAL, calls)])
+
+
+def _named(writer: Writer) -> str:
+    def head(name: str) -> str:
+        return f"{literal(name)} {writer.marker(_ARGUMENTS)}"
+
+    def calls() -> str:
+        named = writer.some(lambda shape: f"{head(shape.name)} {shape.json}")
+        return writer.list(named, writer.marker(_MISTRAL))
+
+    return writer.or_raw(calls, head)
 
 
 HERMES = Format(_reader(_HERMES[:1], _HERMES[1:]), _one_by_one, _HERMES, _hermes_blocks)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from app.formats.tools.format import Format
+from app.formats.tools.input_text import InputText
 from app.formats.tools.source import Part, Reading, Source
 
 
@@ -14,7 +15,9 @@ class ToolParser:
 
     White space between text and calls belongs to neither. What was made of a text does not depend
     on how it was cut. Of calls there is one at most unless they may be `parallel`: `is_over` is
-    then set where another one begins. Where they are `required` nothing else is said.
+    then set where another one begins. Where they are `required` nothing else is said. Of the
+    functions `texts` are custom tools, which take a text, and `raws` those of them whose text is
+    not written as JSON.
     """
 
     def __init__(
@@ -23,18 +26,28 @@ class ToolParser:
         functions: Mapping[str, Mapping[str, Any]],
         parallel: bool = True,
         required: bool = False,
+        texts: Collection[str] = (),
+        raws: Collection[str] = (),
     ) -> None:
         self.is_over = False
         self.markers = form.markers
         """Special tokens that its text has to show."""
         self._parallel = parallel
         self._required = required
-        self._source = Source(functions)
+        self._texts = texts
+        self._input: InputText | None = None
+        """That of the last call, if it is a custom tool's."""
+        self._source = Source(functions, raws)
         self._reading = _all(form, self._source)
         self._num_calls = 0
         self._space = ""
         self._after_call = False
         self._ended = False
+
+    @property
+    def has_whole_input(self) -> bool:
+        """Whether the last call's text is known to have come to its end, if it has one in JSON."""
+        return self._input is not None and self._input.is_whole
 
     def push(self, text: str) -> list[Part]:
         """What more text tells."""
@@ -88,8 +101,18 @@ class ToolParser:
                     return
                 self._num_calls += 1
                 self._after_call = True
+                self._input = InputText() if part.text in self._texts else None
             self._space = ""
+            yield from self._of_call(part)
+
+    def _of_call(self, part: Part) -> Iterator[Part]:
+        """A call's part, in the words of what it calls."""
+        if self._input is None or part.kind == "input":
             yield part
+        elif part.kind == "call":
+            yield Part("custom", part.text)
+        elif text := self._input.push(part.text):
+            yield Part("input", text)
 
     def _said(self, text: str) -> Iterator[Part]:
         if self._after_call:
@@ -111,7 +134,7 @@ def _joined(parts: Iterator[Part]) -> Iterator[Part]:
     """Neighbours that go on with each other as one."""
     last: Part | None = None
     for part in parts:
-        if last is not None and last.kind == part.kind != "call":
+        if last is not None and last.kind == part.kind and part.kind not in ("call", "custom"):
             last = Part(part.kind, last.text + part.text)
         else:
             if last is not None:

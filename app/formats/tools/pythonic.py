@@ -20,6 +20,8 @@ _BEGUN = re.compile(rf"\s*(?:{re.escape(_START)})?\s*[\[,]\s*([\w.-]*)")
 _PLAIN = re.compile(r"[^\"'()\[\]{}]*")
 _QUOTED = {quote: re.compile(rf"[^{quote}\\]*") for quote in "\"'"}
 _COMMA = '", "'
+_RAW_FRAME = ")]\n"
+"""What stands between a name's parenthesis and a text that is written as it is."""
 _CONSTANTS = {"true": True, "false": False, "null": None}
 
 
@@ -50,6 +52,8 @@ def _read_call(source: Source) -> Reading[bool]:
     name = yield from source.name()
     if name not in source.functions or not (yield from source.take("(")):
         return False
+    if name in source.raws:
+        return (yield from source.raw_call(name, _RAW_FRAME))
     text = yield from _inside(source)
     arguments = None if text is None else _arguments(text)
     if arguments is None and not source.is_cut:
@@ -125,15 +129,22 @@ def _write(calls: Sequence[Call]) -> str:
 
 def _blocks(writer: Writer) -> Blocks:
     """Values are JSON, which Python reads as its own, but for three names."""
-    call = writer.some(partial(_call, writer))
-    more = writer.more(f'", " {call}')
-    # One terminal up to the parenthesis: what is text tells itself from a call no sooner.
-    first = writer.some(lambda shape: _call(writer, shape, "["))
-    calls = f'{first} {more} "]"'
-    ended = f"{calls} {writer.marker(_END)}?" if _END in writer.tokens else calls
+    calls = partial(_calls, writer)
+    end = f"{writer.marker(_END)}?" if _END in writer.tokens else ""
+    ended = writer.or_raw(lambda: f"{calls()} {end}", _raw_frame)
     names = "|".join(re.escape(shape.name) for shape in writer.shapes)
     text = rf"{ANY_TEXT} & ~/\s*\[({names})\((?s:.*)/"
-    return Blocks([Block("", calls), Block(_START, ended)], text)
+    return Blocks([Block("", writer.or_raw(calls, _raw_frame)), Block(_START, ended)], text)
+
+
+def _raw_frame(name: str) -> str:
+    return literal(f"[{name}({_RAW_FRAME}")
+
+
+def _calls(writer: Writer) -> str:
+    more = writer.more(f'", " {writer.some(partial(_call, writer))}')
+    # One terminal up to the parenthesis: what is text tells itself from a call no sooner.
+    return f'{writer.some(lambda shape: _call(writer, shape, "["))} {more} "]"'
 
 
 def _call(writer: Writer, shape: Shape, before: str = "") -> str:

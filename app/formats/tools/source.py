@@ -7,22 +7,22 @@ once there is more of it. What it makes of a text does not depend on how the tex
 from __future__ import annotations
 
 import re
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Collection, Generator, Mapping, Sequence
 from typing import Any, Literal, TypeAlias, TypeVar
 
 import msgspec
 
 T = TypeVar("T")
 Reading: TypeAlias = Generator[None, None, T]
-Kind = Literal["text", "reasoning", "call", "arguments"]
+Kind = Literal["text", "reasoning", "call", "arguments", "custom", "input"]
 
 _SPACE = re.compile(r"\s*")
 _NAME = re.compile(r"[\w.-]*")
 
 
 class Part(msgspec.Struct, frozen=True):
-    """More text, or more reasoning; or a call that begins, by its function's name; or more of its
-    arguments' JSON.
+    """More text, or more reasoning; or a call that begins, by its function's name, or by that of a
+    custom tool; or more of its arguments' JSON, or of its input.
     """
 
     kind: Kind
@@ -32,13 +32,16 @@ class Part(msgspec.Struct, frozen=True):
 class Source:
     """What has come and was not read yet.
 
-    `functions` are those that may be called, each by name with the JSON schema of its parameters.
-    `parts` is what was made of the text, for whoever feeds it to take. What is read while it
-    `is_aside` is no part of the answer.
+    `functions` are those that may be called, each by name with the JSON schema of its parameters;
+    what `raws` are called with is no JSON, and ends the answer. `parts` is what was made of the
+    text, for whoever feeds it to take. What is read while it `is_aside` is no part of the answer.
     """
 
-    def __init__(self, functions: Mapping[str, Mapping[str, Any]]) -> None:
+    def __init__(
+        self, functions: Mapping[str, Mapping[str, Any]], raws: Collection[str] = ()
+    ) -> None:
         self.functions = functions
+        self.raws = raws
         self.parts: list[Part] = []
         self.is_aside = False
         self._text = ""
@@ -90,6 +93,18 @@ class Source:
         """What was read since `mark` is a call of this function."""
         self.unmark()
         self.emit("call", name)
+
+    def raw_call(self, name: str, *frames: str, end: str = "") -> Reading[bool]:
+        """Read a call of one of `raws`: behind one of `frames` all is its input, up to an `end`
+        of all. Whether it is one, at least up to where it is cut.
+        """
+        is_framed = (yield from self.take(*frames)) in frames
+        if not is_framed and not self.is_cut:
+            return False
+        self.begin_call(name)
+        if is_framed:
+            yield from self._told_to_end("input", end)
+        return True
 
     def as_text(self) -> None:
         """What was read since `mark` is text; a marker, and what is cut behind it, is none."""
@@ -192,6 +207,20 @@ class Source:
             self.emit(kind, text)
             if literal or self._ended:
                 return literal
+            yield
+
+    def _told_to_end(self, kind: Kind, end: str) -> Reading[None]:
+        """Read all there is, which is made parts as it comes, but for an `end` behind all else."""
+        while True:
+            kept = 0 if self._ended else self._begun((end,))
+            if end and self._text.endswith(end, self._at):
+                kept = len(end)
+            told = len(self._text) - kept
+            self.emit(kind, self._text[self._at : told])
+            self._at = told
+            if self._ended:
+                self.drop()
+                return
             yield
 
     def _before(self, literals: Sequence[str]) -> tuple[str, str]:

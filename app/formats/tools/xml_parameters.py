@@ -26,6 +26,8 @@ _CALL, _CALL_END = "<tool_call>", "</tool_call>"
 _FUNCTION, _FUNCTION_END = "<function=", "</function>"
 _OF_TEXTS = ("type", "enum", "const", "minLength", "maxLength", "pattern")
 _PARAMETER, _PARAMETER_END = "<parameter=", "</parameter>"
+_RAW_FRAME = f"\n{_PARAMETER}input>\n"
+"""What stands between a name's tag and a text that is written as it is."""
 
 
 def _read(source: Source) -> Reading[None]:
@@ -34,6 +36,8 @@ def _read(source: Source) -> Reading[None]:
             yield from source.skip_space()
             yield from source.take(_FUNCTION)
         name, _ = yield from source.until(">", "\n")
+        if name in source.raws and (yield from source.raw_call(name, _RAW_FRAME)):
+            return
         if name not in source.functions:
             source.as_text()
             continue
@@ -100,11 +104,26 @@ def _written(call: Call) -> str:
 
 
 def _blocks(writer: Writer) -> Blocks:
-    opening, closing = writer.marker(_CALL), writer.marker(_CALL_END)
-    one = writer.some(lambda shape: _function(writer, shape, _FUNCTION))
-    calls = writer.list(f'"\\n" {one} "\\n" {closing}', rf'"\n" {opening}')
-    bare = writer.some(lambda shape: _function(writer, shape, ""))
-    return Blocks([Block(_CALL, calls), Block(_FUNCTION, bare, usual=False)])
+    def calls() -> str:
+        opening, closing = writer.marker(_CALL), writer.marker(_CALL_END)
+        one = writer.some(lambda shape: _function(writer, shape, _FUNCTION))
+        return writer.list(f'"\\n" {one} "\\n" {closing}', rf'"\n" {opening}')
+
+    def bare() -> str:
+        return writer.some(lambda shape: _function(writer, shape, ""))
+
+    def frame(name: str) -> str:
+        return literal(f"{name}>{_RAW_FRAME}")
+
+    def marked_frame(name: str) -> str:
+        return rf'"\n" {literal(f"{_FUNCTION}{name}>{_RAW_FRAME}")}'
+
+    return Blocks(
+        [
+            Block(_CALL, writer.or_raw(calls, marked_frame)),
+            Block(_FUNCTION, writer.or_raw(bare, frame), usual=False),
+        ]
+    )
 
 
 def _function(writer: Writer, shape: Shape, before: str) -> str:

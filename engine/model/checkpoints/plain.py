@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import torch
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, PreTrainedModel
 
 from engine.api import UnsupportedModel
 from engine.model.errors import building
@@ -19,16 +19,17 @@ COMPUTED: Final = ("slope_rate", "query_decay", "key_decay", "diagonal_decay")
 """Buffers of MiniMax's that its configuration says, whether or not a checkpoint has them."""
 
 
-def read_plain(folder: Path, dtype: torch.dtype) -> PreTrainedModel:
-    """The model of `folder`, in host memory.
+def read_plain(folder: Path, dtype: torch.dtype, *, sees: bool = False) -> PreTrainedModel:
+    """The model of `folder`, in host memory: with what it sees by, if it `sees`.
 
     Raises `UnsupportedModel` for a checkpoint that lacks a parameter, or has one of another shape
     than its configuration says, and `ModelUnavailable` for a configuration that makes no model.
     """
     model: PreTrainedModel
     told: dict[str, Any]
+    kind = AutoModelForImageTextToText if sees else AutoModelForCausalLM
     with building(str(folder)):
-        model, told = AutoModelForCausalLM.from_pretrained(
+        model, told = kind.from_pretrained(
             folder, dtype=dtype, ignore_mismatched_sizes=True, output_loading_info=True
         )
     if told["mismatched_keys"]:

@@ -19,12 +19,14 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from engine.batch.batch import Batch
+from engine.batch.pictures import SeenRows
 from engine.model.layers.description import Description
 from engine.model.layers.families import describe
 from engine.model.layers.layout import AttentionCall
 from engine.model.layers.linear_places import Places, fused_places
 from engine.model.layers.packing import Packer, release
 from engine.model.layers.shard import Shard, cut
+from engine.model.layers.turning import SPARE_ROWS, tables_of, turn, with_spare_rows
 from kernels.adapters import adapt
 from kernels.attention import attend
 from kernels.experts import add_shared, route
@@ -57,13 +59,19 @@ class FusedDecoder:
         batch_invariant: bool,
         shard: Shard | None = None,
         linears: Sequence[Places] = ({},),
+        axes: Tensor | None = None,
     ) -> None:
         """Pack the weights of `description`, and take each from its module once it is packed.
 
         With a `shard` it is the part of that rank (`engine.model.layers.shard`). Adapters may
-        change the `linears`, which each rank has its part of.
+        change the `linears`, which each rank has its part of. With `axes`, [head_dim / 2], its
+        rotary tables have rows to spare (`engine.model.layers.turning`).
         """
         self.linears = linears
+        self._axes = axes
+        self._tables = tables_of(description)
+        self.num_places = len(self._tables[0]) - (0 if axes is None else SPARE_ROWS)
+        """By which tokens are turned that stand for no picture."""
         self._dtype = description.embedding.weight.dtype
         packer = Packer(quantization, batch_invariant, self._dtype, shard)
         self._embedding_scale = description.embedding_scale
@@ -100,9 +108,16 @@ class FusedDecoder:
 
     def forward(self, batch: Batch, caches: LayerCaches) -> Tensor:
         """See `EagerDecoder`."""
-        residual = self.embed(batch.token_ids)
-        run = self._run_layers if self._stack is None else self._stack.run
-        update = run(residual, self.places(batch), caches, batch.columns, batch.adapted)
+        residual, seen = self.embed(batch.token_ids), batch.seen
+        if seen is not None:
+            residual.index_copy_(0, seen.rows, seen.values)
+            if seen.turned is not None and self._axes is not None:
+                turn(self._tables, self.num_places, seen.turned, self._axes)
+        places = self.places(batch)
+        if self._stack is None or (seen is not None and seen.deep is not None):
+            update = self._run_layers(residual, places, caches, batch.columns, batch.adapted, seen)
+        else:
+            update = self._stack.run(residual, places, caches, batch.columns, batch.adapted)
         return self.logits(residual, update, batch.logit_rows)
 
     def places(self, batch: Batch) -> Tensor:
@@ -123,14 +138,18 @@ class FusedDecoder:
         caches: LayerCaches,
         columns: Sequence[AttentionBatch],
         adapted: Sequence[AdaptedRows],
+        seen: SeenRows | None = None,
     ) -> Tensor:
         """Add all updates to the residual stream but the last layer's, and return that one."""
+        deep = () if seen is None or seen.deep is None else seen.deep
         update: Tensor | None = None
         for index, (kv, column) in enumerate(zip(caches.views, caches.columns, strict=True)):
             batch = columns[column]
             query = self.before_attention(index, residual, update, places, kv, batch.slots, adapted)
             attended = self.attend(index, query, kv, batch)
             update = self.after_attention(index, residual, attended, adapted)
+            if seen is not None and index < len(deep):
+                residual.index_add_(0, seen.rows, deep[index])
         assert update is not None
         return update
 
@@ -295,17 +314,21 @@ def fuse(
     quantization: Quantization = "none",
     batch_invariant: bool = False,
     shard: Shard | None = None,
+    axes: Tensor | None = None,
 ) -> FusedDecoder:
     """Fuse `model`, whose layers ask `calls` of their attention; its own weights are given up.
 
     Contexts end where the model's do, or at `max_positions`. Of a `shard` only that part is kept.
+    For `axes` see `FusedDecoder`.
     Raises `Unfamiliar`, with the model still whole, where it is not of a known family, and
     `EngineError` where it cannot be cut.
     """
     description = describe(model, calls, max_positions)
+    if axes is not None:
+        description = with_spare_rows(description)
     if shard is None:
         linears = [fused_places(model, description)]
-        return FusedDecoder(description, quantization, batch_invariant, linears=linears)
+        return FusedDecoder(description, quantization, batch_invariant, linears=linears, axes=axes)
     ranks = [Shard(rank, shard.size) for rank in range(shard.size)]
     linears = [fused_places(model, description, rank) for rank in ranks]
     return FusedDecoder(cut(description, shard), quantization, batch_invariant, shard, linears)

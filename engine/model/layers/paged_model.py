@@ -20,12 +20,14 @@ from transformers import PreTrainedConfig
 from engine.api import EngineError
 from engine.api.kinds import Kind
 from engine.batch.batch import Batch, token_by_token
+from engine.batch.pictures import Seen
 from engine.batch.staging import upload
 from engine.model.layers.eager.decoder import EagerDecoder
 from engine.model.layers.fused import FusedDecoder
 from engine.model.layers.layout import AttentionCall, AttentionLayout
 from engine.model.layers.linear_places import Places
 from engine.model.layers.page_channel import Pages, Tickets
+from engine.model.sight.tower import Tower
 from kernels.adapters import placed
 from kernels.attention import prepare
 from kernels.backends import default
@@ -52,6 +54,8 @@ class Weights:
     """See `EngineInfo.limits_prompts`."""
     quantized_by: str | None = None
     """The method whose codes are multiplied as the checkpoint has them, if it has some."""
+    tower: Tower | None = None
+    """What sees pictures; `None`: nothing does."""
 
     @property
     def is_fused(self) -> bool:
@@ -101,6 +105,8 @@ class PagedModel:
         """Which part of the model this is, where several processes compute it."""
         self.tickets = Tickets()
         """For pages that the first rank fills here."""
+        self.seen: dict[bytes, Seen] = {}
+        """What was seen of pictures, by the names that requests have for them."""
         self.adapters: dict[bytes, Adapter] = {}
         """By the names that requests have for them: those whose weights are in the KV memory."""
         try:
@@ -224,6 +230,8 @@ class PagedModel:
         """Compute a packed batch, writing its KV. Returns logits [num_logit_rows, vocab_size]."""
         if batch.adapted:
             batch = replace(batch, adapted=placed(batch.adapted, self.device))
+        if batch.seen is not None:
+            batch = replace(batch, seen=batch.seen.on(self.device))
         return self.weights.decoder.forward(self.arranged(batch), self.caches)
 
     @torch.inference_mode()

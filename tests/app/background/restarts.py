@@ -48,7 +48,8 @@ async def another(
     engine.answer = engine.answer or world.engine.answer
     redis = await open_redis(store_server.url, timeout_seconds=STALL_SECONDS)
     stores = Stores.over(redis, PEPPER)
-    app = create_app(engine, stores, engine.tokenizer, MODEL, Bounds())
+    eyes = world.app.state.service.generations.sight.eyes
+    app = create_app(engine, stores, engine.tokenizer, MODEL, Bounds(), eyes=eyes)
     async with serving(app) as (url,):
         yield dataclasses.replace(world, base_url=url, app=app, engine=engine, stores=stores)
     await redis.close()
@@ -74,7 +75,7 @@ async def suspended(world: World, tokens: int, **fields: object) -> list[dict[st
     """The events of a stream that a restart interrupts after so many tokens."""
     world.engine.hold_after = tokens
     async with socket(world) as ws:
-        await ws.create("Say it.", **fields)
+        await ws.create(**{"input": "Say it.", **fields})
         await eventually(lambda: bool(world.engine.active))
         seen = [await ws.receive() for _ in range(2 if not tokens else 4)]
         async with draining(world, AT_ONCE):

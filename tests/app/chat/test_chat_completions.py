@@ -82,7 +82,7 @@ async def test_length_is_reported(world: World) -> None:
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
-        ({"tools": [{"type": "custom", "custom": {"name": "f"}}]}, "tools[0]"),
+        ({"tools": [{"type": "mcp", "server_label": "x"}]}, "tools[0]"),
         ({"response_format": {"type": "xml"}}, "response_format"),
         ({"top_logprobs": 2}, "top_logprobs"),
         ({"top_logprobs": 21, "logprobs": True}, "top_logprobs"),
@@ -93,7 +93,11 @@ async def test_length_is_reported(world: World) -> None:
         ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].tool_call_id"),
         ({"extra_body": {"colour": 1}}, "colour"),
         (
-            {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},
+            {
+                "messages": [
+                    {"role": "user", "content": [{"type": "input_audio", "input_audio": {}}]}
+                ]
+            },
             "messages[0].content[0]",
         ),
     ],

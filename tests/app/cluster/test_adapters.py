@@ -16,10 +16,10 @@ from transformers import PreTrainedModel
 
 from engine.api import EngineError, EngineRequest, TokenDelta
 from tests.app.cluster.running import eventually, is_empty, processes, run, wanted
-from tests.engine.adapters.peft_models import PIECE_BYTES, Made, make_adapter
 from tests.engine.model.test_model import generate, save_model
 from tests.engine.simulated_model import random_prompt
 from tests.engine.simulation import make_request
+from tests.engine.source.peft_models import PIECE_BYTES, Made, make_adapter
 
 if TYPE_CHECKING:
     from app.cluster.door.client import ClusterEngine
@@ -79,10 +79,10 @@ class Store:
 
 @pytest_asyncio.fixture(loop_scope="module")
 async def store(engine: ClusterEngine, adapters: list[Made]) -> AsyncIterator[Store]:
-    before, store = engine.adapters, Store(adapters)
-    engine.adapters = store.bring
+    before, store = engine.source, Store(adapters)
+    engine.source = store.bring
     yield store
-    engine.adapters = before
+    engine.source = before
 
 
 def asking(name: str, prompt: list[int], adapter: Made | None, tokens: int = 12) -> EngineRequest:
@@ -208,7 +208,7 @@ async def test_an_adapter_that_a_door_takes_with_it_is_brought_by_the_next(
     fresh, slow = adapters[5], Store(adapters)
     slow.goes_on.clear()
     second = ClusterEngine(Guest(wanted(model)), ready_seconds=60)
-    second.adapters = slow.bring
+    second.source = slow.bring
     await second.start()
     await eventually(lambda: second.num_ready == 3)
     name = engine._fleet.ready[0].link._replica

@@ -195,10 +195,10 @@ async def test_conversations_run_beside_each_other_on_one_socket(page: Page, wor
 async def test_calls_are_shown_and_answered(page: Page, world: World) -> None:
     await enter(page, world)
     await page.get_by_text("Settings of this conversation").click()
-    await page.get_by_label("Functions, as JSON").fill("[no JSON")
+    await page.get_by_label("Tools, as JSON").fill("[no JSON")
     await say(page, "Look!")
-    await expect(page.get_by_role("alert").last).to_contain_text("Functions:")
-    await page.get_by_label("Functions, as JSON").fill(json.dumps(FUNCTION))
+    await expect(page.get_by_role("alert").last).to_contain_text("Tools:")
+    await page.get_by_label("Tools, as JSON").fill(json.dumps(FUNCTION))
     world.engine.answer = '<tool_call>\n{"name": "look", "arguments": {"at": 1}}\n</tool_call>'
     await say(page, "Look!")
     await expect(page.locator(".call")).to_contain_text("Calls look")
@@ -208,6 +208,24 @@ async def test_calls_are_shown_and_answered(page: Page, world: World) -> None:
     await page.get_by_role("button", name="Send results").click()
     await expect(page.locator(".message")).to_have_text("I see.")
     await expect(page.locator(".said").last).to_have_text("look: a wall")
+
+
+@pytest.mark.exhaustive
+async def test_the_text_of_a_custom_tool_is_shown_as_it_is(page: Page, world: World) -> None:
+    await enter(page, world)
+    await page.get_by_text("Settings of this conversation").click()
+    grammar = {"type": "grammar", "syntax": "regex", "definition": r"(.|\n)+"}
+    tool = {"type": "custom", "name": "run", "format": grammar}
+    await page.get_by_label("Tools, as JSON").fill(json.dumps(tool))
+    world.engine.answer = '<tool_call>\n{"name": "run"}\n{"a":1}\n<b>2</b>'
+    await say(page, "Run!")
+    await expect(page.locator(".call")).to_contain_text("Calls run")
+    await expect(page.locator(".call code")).to_have_text('{"a":1}\n<b>2</b>')
+    world.engine.answer = "It ran."
+    await page.get_by_label("Result of run").fill("3")
+    await page.get_by_role("button", name="Send results").click()
+    await expect(page.locator(".message")).to_have_text("It ran.")
+    await expect(page.locator(".said").last).to_have_text("run: 3")
 
 
 @pytest.mark.exhaustive
@@ -337,7 +355,7 @@ async def test_a_chat_shuts_nobody_out(page: Page, world: World, tmp_path: Path)
     await enter(page, world)
     await page.get_by_text("Settings of this conversation").click()
     await page.get_by_label("System text").fill("You know the catalog of ACME. Be brief.")
-    await page.get_by_label("Functions, as JSON").fill(json.dumps(FUNCTION))
+    await page.get_by_label("Tools, as JSON").fill(json.dumps(FUNCTION))
     world.engine.answer = (
         '<tool_call>\n{"name": "look", "arguments": {"for": "glue"}}\n</tool_call>'
     )

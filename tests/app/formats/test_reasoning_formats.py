@@ -213,3 +213,24 @@ def test_an_earlier_stream_is_gone_on_with_at_every_token() -> None:
         for kind, before in seen.items():
             told = before + "".join(one.text for one in rest if one.kind == kind)
             assert told == "".join(one.text for one in pieces if one.kind == kind)
+
+
+@pytest.mark.parametrize(
+    ("name", "before", "kept"),
+    [
+        ("granite", "<think>So.</think><response>", ""),
+        ("cohere", "<|START_THINKING|>So.<|END_THINKING|><|START_RESPONSE|>", ""),
+        (
+            "harmony",
+            "<|channel|>analysis<|message|>So.<|end|><|start|>assistant",
+            "<|channel|>commentary to=functions.write<|message|>",
+        ),
+    ],
+)
+def test_what_ends_an_answer_elsewhere_may_stand_in_a_text_that_ends_it(
+    name: Any, before: str, kept: str
+) -> None:
+    text = f"{kept}a </response><|END_RESPONSE|><|end|><|call|><|return|> b<|end|>"
+    sifter = ReasoningParser(REASONING_FORMATS[name], "", ["write"])
+    answer = "".join(map(sifter.push, before + text)) + sifter.finish()
+    assert (answer, sifter.take()) == (text, "So.")

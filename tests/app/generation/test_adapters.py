@@ -36,7 +36,7 @@ async def ask(world: World, model: str, tenant: str = "acme", **fields: Any) -> 
 
 async def files(world: World, use: AdapterUse | None) -> bytes:
     assert use is not None
-    return b"".join([piece async for piece in world.engine.adapters(use.name)])
+    return b"".join([piece async for piece in world.engine.source(use.name)])
 
 
 async def test_the_engine_is_brought_the_adapter_that_a_model_names(world: World) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,6 @@ import pytest
 from tokenizers import AddedToken
 from transformers import PreTrainedTokenizerFast
 
-from app.formats.reasoning.parser import ReasoningParser
 from app.formats.tools.format import Shape
 from app.formats.tools.formats import FORMATS
 from app.formats.tools.parser import ToolParser
@@ -19,8 +19,10 @@ from app.generation.answer_grammar import any_answer, call_grammar
 from app.generation.lines import Line
 from app.prompt.reasoning_style import Opened, ReasoningStyle
 from app.prompt.tokenizer import control_tokens
+from app.wire.functions import TEXT_PARAMETERS
 from engine.api import Grammar, SamplingParams, TokenDelta
 from engine.grammar.compiled import CompiledGrammar
+from engine.grammar.lark import whole
 from engine.grammar.source import problem_of
 from engine.grammar.vocabulary import Vocabulary
 from tests.app.generation.walks import new_tokenizer, vocabulary_of, walk
@@ -75,9 +77,11 @@ class Reasoning:
         ids = self.tokenizer.encode(start)
         return walk(grammar, self.tokenizer, self.vocabulary, seed, ids)
 
-    def line(self, ids: list[int], reader: ToolParser | None = None) -> Line:
-        assert self.style.form is not None
-        sifter = ReasoningParser(self.style.form, self.opened.by)
+    def line(
+        self, ids: list[int], reader: ToolParser | None = None, raws: Sequence[str] = ()
+    ) -> Line:
+        sifter = self.style.sifter(self.opened, raws)
+        assert sifter is not None
         sampling = SamplingParams(max_tokens=9999)
         line = Line(0, sampling, self.tokenizer, (), reader=reader, sifter=sifter)
         line.take(TokenDelta(request_id="r", token_ids=ids, finish_reason="stop"))
@@ -124,6 +128,24 @@ def test_calls_are_held_behind_it(reasoning: Reasoning) -> None:
             [call] = line.calls
             assert json.loads(call.text).keys() == {"kind", "high"}
             assert line.reasoning
+
+
+def test_a_text_that_has_a_grammar_is_held_behind_it(reasoning: Reasoning) -> None:
+    is_harmony = "<|channel|>" in reasoning.tokenizer.get_vocab()
+    form = FORMATS["harmony" if is_harmony else "hermes"]
+    tokens = control_tokens(reasoning.tokenizer, form.markers)
+    allowed = Grammar(kind="regex", source=r"(</response>|<\|end\|>|\n|[a-c])+")
+    shapes = [Shape("write", TEXT_PARAMETERS, raw=whole(allowed))]
+    grammar = reasoning.before(call_grammar(form, tokens, shapes, parallel=False, required=True))
+    thought = reasoning.thought.removesuffix("<|channel|>final<|message|>")
+    for seed in range(scaled(2, most=100)):
+        ids = reasoning.walk(grammar, seed, thought)
+        reader = ToolParser(form, {"write": TEXT_PARAMETERS}, texts=["write"], raws=["write"])
+        line = reasoning.line(ids, reader, ["write"])
+        [call] = line.calls
+        assert (call.kind, line.text) == ("custom", "")
+        assert re.fullmatch(allowed.source, call.text)
+        assert line.reasoning
 
 
 @pytest.mark.parametrize("calls", [False, True])

@@ -111,12 +111,12 @@ async def test_a_key_comes_in_either_header_and_not_as_two(world: World) -> None
 
 async def test_errors_have_the_shape_that_its_clients_know(world: World) -> None:
     with pytest.raises(anthropic.BadRequestError) as refused:
-        await create(world, messages=[{"role": "user", "content": [{"type": "image"}]}])
+        await create(world, messages=[{"role": "user", "content": [{"type": "document"}]}])
     body = refused.value.body
     assert isinstance(body, dict)
     assert body["type"] == "error"
     assert body["error"]["type"] == "invalid_request_error"
-    assert "'messages[0].content[0]': only text is served" in body["error"]["message"]
+    assert "'messages[0].content[0]': only text and images are served" in body["error"]["message"]
     assert refused.value.request_id == body["request_id"]
     with pytest.raises(anthropic.NotFoundError):
         await create(world, model="claude")

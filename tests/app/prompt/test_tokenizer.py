@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
 from app.prompt.tokenizer import load_tokenizer
 from engine.model.weights import ModelUnavailable
+from tests.app.conftest import byte_tokenizer
 
 
 @pytest.mark.parametrize(
@@ -31,3 +33,10 @@ def test_a_folder_without_a_tokenizer_that_can_be_read_says_so(
         load_tokenizer(tmp_path)
     assert str(caught.value).startswith(f"{tmp_path} has no tokenizer that can be read: ")
     assert "\n" not in str(caught.value)
+
+
+def test_the_template_of_a_processor_is_that_of_its_model(tmp_path: Path) -> None:
+    byte_tokenizer().save_pretrained(tmp_path)
+    assert load_tokenizer(tmp_path).chat_template == byte_tokenizer().chat_template
+    (tmp_path / "chat_template.json").write_text(json.dumps({"chat_template": "with pictures"}))
+    assert load_tokenizer(tmp_path).chat_template == "with pictures"

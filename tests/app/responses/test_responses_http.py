@@ -91,7 +91,7 @@ async def test_the_response_object_has_every_field_of_the_strict_schema(
         ({"input": [{"type": "item_reference", "id": "x"}]}, "item_not_found", "input[0].id"),
         ({"input": [{"type": "web_search_call", "id": "x"}]}, "unsupported_value", "input[0]"),
         (
-            {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]},
+            {"input": [{"role": "user", "content": [{"type": "input_file", "file_id": "x"}]}]},
             "unsupported_value",
             "input[0].content[0]",
         ),

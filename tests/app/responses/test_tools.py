@@ -176,8 +176,8 @@ async def test_a_call_is_answered_under_other_tools_and_under_none(world: World)
         ),
         ({"type": "function_call_output", "output": "?"}, "input[0].call_id"),
         (
-            {"type": "function_call_output", "call_id": "c", "output": [{"type": "input_image"}]},
-            "input[0].output[0].type",
+            {"type": "function_call_output", "call_id": "c", "output": [{"type": "input_file"}]},
+            "input[0].output[0]",
         ),
     ],
 )

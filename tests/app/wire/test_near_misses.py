@@ -51,8 +51,8 @@ async def refused(world: World, path: str, **fields: Any) -> dict[str, Any]:
         (
             "/v1/responses",
             {"input": "x", "tools": [{"type": "web_search"}]},
-            "Invalid value for 'tools[0]': only tools of type function are served, and not "
-            "'web_search'",
+            "Invalid value for 'tools[0]': only tools of type function and custom are served, and "
+            "not 'web_search'",
         ),
         (
             "/v1/responses",

@@ -63,11 +63,11 @@ class Made:
     def bring(self, core: EngineCore) -> None:
         """As a service does that has been asked for it."""
         config = (self.folder / "adapter_config.json").read_bytes()
-        core.bring_adapter(self.name, config, is_first=True)
+        core.bring(self.name, config, is_first=True)
         data = (self.folder / "adapter_model.safetensors").read_bytes()
         for start in range(0, len(data), PIECE_BYTES):
-            core.bring_adapter(self.name, data[start : start + PIECE_BYTES])
-        core.bring_adapter(self.name, b"", is_last=True)
+            core.bring(self.name, data[start : start + PIECE_BYTES])
+        core.bring(self.name, b"", is_last=True)
 
 
 def make_adapter(

@@ -300,7 +300,7 @@ def test_what_has_no_room_or_does_not_come_ends_alone(tmp_path: Path) -> None:
     gone = make_adapter(model, tmp_path / "2", 2)
     core.submit(asking("gone", random_prompt(random.Random(1), 9), gone))
     core.step()
-    (end,) = core.lack_adapter(core.take_wanted()[0], "it was deleted")
+    (end,) = core.lack(core.take_wanted()[0], "it was deleted")
     assert end.error == "the adapter cannot be used: it was deleted"
     assert core.is_idle
     core.scheduler.check()
@@ -317,7 +317,7 @@ def test_an_error_that_comes_too_late_ends_nobody_and_holds_no_blocks(tmp_path: 
     adapter.bring(core)
     while not core.scheduler.tiers.loading:
         core.step()
-    assert not core.lack_adapter(name, "it comes too late")
+    assert not core.lack(name, "it comes too late")
     assert run(core, [adapter])["one"] == adapter.says(model, prompt, 12)
     assert core.stats().blocks_in_use == 0
 
@@ -358,12 +358,12 @@ def test_what_comes_late_of_an_adapter_is_not_taken_for_a_new_ones(tmp_path: Pat
     prompt = random_prompt(random.Random(1), 20)
     core.submit(asking("one", prompt, adapter))
     core.step()
-    core.bring_adapter(adapter.name, b"{}", is_first=True)
-    assert core.lack_adapter(adapter.name, "it took too long")
+    core.bring(adapter.name, b"{}", is_first=True)
+    assert core.lack(adapter.name, "it took too long")
     core.submit(asking("one", prompt, adapter))
     core.step()
     core.take_wanted()
-    core.bring_adapter(adapter.name, b"of before")
+    core.bring(adapter.name, b"of before")
     adapter.bring(core)
     assert run(core, [adapter])["one"] == adapter.says(model, prompt, 12)
 

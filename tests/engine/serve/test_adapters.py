@@ -46,7 +46,7 @@ async def test_what_is_lost_on_its_way_is_brought_again_from_its_beginning(
     engine = LocalEngine(lambda: load_core(config_of(tmp_path / "model", 200, 0)))
     await engine.start()
     bring, attempts = source(made, lambda attempt: failure if attempt == 1 else None)
-    engine.adapters = bring  # type: ignore[assignment]
+    engine.source = bring  # type: ignore[assignment]
     request = structs.replace(make_request("r", PROMPT, 12), adapter=made.use(PROMPT))
     deltas = [delta async for delta in engine.generate(request)]
     if isinstance(failure, EngineUnavailable) or failure is None:

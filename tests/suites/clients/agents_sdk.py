@@ -5,6 +5,7 @@ import os
 import pytest
 from agents import (
     Agent,
+    CustomTool,
     GuardrailFunctionOutput,
     InputGuardrailTripwireTriggered,
     ModelSettings,
@@ -49,6 +50,25 @@ async def test_hello_world(model: Model) -> None:
     agent = Agent(name="Assistant", instructions="You are a helpful assistant", model=model)
     result = await Runner.run(agent, "Write a haiku about recursion in programming.")
     assert result.final_output
+
+
+async def test_custom_tool() -> None:
+    seen = []
+
+    async def add(_: object, text: str) -> str:
+        seen.append(text)
+        return str(eval(text))
+
+    grammar = {"type": "grammar", "syntax": "regex", "definition": "[1-9]( [+] [1-9]){1,2}"}
+    agent = Agent(
+        name="Adder",
+        instructions="You add numbers.",
+        tools=[CustomTool("add", "Adds numbers.", on_invoke_tool=add, format=grammar)],
+        model=OpenAIResponsesModel(NAME, AsyncOpenAI()),
+    )
+    assert (await Runner.run(agent, "What is two plus three?")).final_output
+    assert seen
+    assert all(text[0].isdigit() and "+" in text for text in seen)
 
 
 async def test_function_tool(model: Model) -> None:

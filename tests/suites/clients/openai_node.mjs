@@ -137,6 +137,28 @@ test("parsed tools", async () => {
   assert.ok(Query.parse(completion.choices[0].message.tool_calls[0].function.parsed_arguments));
 });
 
+test("a custom tool and its result", async () => {
+  const definition = "start: /[1-9]/ (/ [+] [1-9]/)~1..2";
+  const format = { type: "grammar", syntax: "lark", definition };
+  const tools = [{ type: "custom", name: "add", description: "Adds numbers.", format }];
+  const stream = client.responses.stream({ model, input: "What is two plus three?", tools });
+  let told = "";
+  stream.on("event", (event) => {
+    if (event.type === "response.custom_tool_call_input.delta") told += event.delta;
+  });
+  const first = await stream.finalResponse();
+  const call = first.output.find((item) => item.type === "custom_tool_call");
+  assert.match(call.input, /^[1-9]( [+] [1-9]){1,2}$/);
+  assert.equal(told, call.input);
+  const second = await client.responses.create({
+    model,
+    tools,
+    previous_response_id: first.id,
+    input: [{ type: "custom_tool_call_output", call_id: call.call_id, output: "5" }],
+  });
+  assert.ok(second.output_text);
+});
+
 test("runTools", async () => {
   const runner = client.chat.completions.runTools({
     model,

@@ -1,6 +1,7 @@
 """`openai` for Python: the examples of its README and its guides, with helpers of every kind."""
 
 import os
+import re
 from enum import StrEnum
 
 import openai
@@ -32,6 +33,31 @@ class Query(BaseModel):
 
     columns: list[Column]
     limit: int
+
+
+MATH_GRAMMAR = """
+start: expr
+expr: term (SP ADD SP term)* -> add
+| term
+term: INT (SP MUL SP INT)~0..2
+SP: " "
+ADD: "+"
+MUL: "*"
+INT: /[1-9][0-9]?/
+"""
+MATH_FORMAT = {"syntax": "lark", "definition": MATH_GRAMMAR}
+MATH = {
+    "type": "custom",
+    "name": "math_exp",
+    "description": "Creates valid mathematical expressions",
+    "format": {"type": "grammar", **MATH_FORMAT},
+}
+CODE = {
+    "type": "custom",
+    "name": "code_exec",
+    "description": "Executes arbitrary Python code.",
+}
+EXPRESSION = r"[1-9][0-9]?( [+*] [1-9][0-9]?)*"
 
 
 class GetWeather(BaseModel):
@@ -162,6 +188,62 @@ def test_a_call_and_its_result() -> None:
         output = {"type": "function_call_output", "call_id": call.call_id, "output": "15 C"}
         history.append(output)
     assert client.responses.create(model=MODEL, tools=tools, input=history).output_text
+
+
+def test_a_custom_tool_with_a_grammar_and_its_result() -> None:
+    asked = "Use the math_exp tool to add four plus four."
+    first = client.responses.create(model=MODEL, input=asked, tools=[MATH], max_output_tokens=200)
+    call = next(item for item in first.output if item.type == "custom_tool_call")
+    assert call.name == "math_exp"
+    assert re.fullmatch(EXPRESSION, call.input) or first.status == "incomplete"
+    assert client.responses.retrieve(first.id).output == first.output
+    second = client.responses.create(
+        model=MODEL,
+        input=[{"type": "custom_tool_call_output", "call_id": call.call_id, "output": "8"}],
+        tools=[MATH],
+        previous_response_id=first.id,
+    )
+    assert second.output_text
+
+
+def test_a_custom_tool_of_free_text_in_a_stream() -> None:
+    asked = "Use the code_exec tool to print hello world to the console."
+    with client.responses.stream(
+        model=MODEL, input=asked, tools=[CODE], tool_choice={"type": "custom", "name": "code_exec"}
+    ) as stream:
+        events = list(stream)
+        [call] = stream.get_final_response().output
+    told = [one.delta for one in events if one.type == "response.custom_tool_call_input.delta"]
+    [done] = [one for one in events if one.type == "response.custom_tool_call_input.done"]
+    assert "".join(told) == done.input == call.input
+
+
+def test_custom_tools_of_chat_and_their_results() -> None:
+    custom = {one: MATH[one] for one in ("name", "description")}
+    custom["format"] = {"type": "grammar", "grammar": MATH_FORMAT}
+    history = [{"role": "user", "content": "Add four plus four."}]
+    asked = {"model": MODEL, "tools": [{"type": "custom", "custom": custom}], "max_tokens": 200}
+    message = client.chat.completions.create(messages=history, **asked).choices[0].message
+    history.append(message)
+    for call in message.tool_calls:
+        assert (call.type, call.custom.name) == ("custom", "math_exp")
+        assert re.match(EXPRESSION, call.custom.input)
+        history.append({"role": "tool", "tool_call_id": call.id, "content": "8"})
+    answer = client.chat.completions.create(messages=history, **asked).choices[0].message
+    assert answer.content
+
+
+def test_custom_tools_of_chat_in_a_stream() -> None:
+    custom = {one: CODE[one] for one in ("name", "description")}
+    stream = client.chat.completions.create(
+        model=MODEL,
+        messages=[{"role": "user", "content": "Print hello world."}],
+        tools=[{"type": "custom", "custom": custom}],
+        stream=True,
+    )
+    calls = [call for one in stream for call in one.choices[0].delta.tool_calls or ()]
+    assert (calls[0].type, calls[0].custom["name"]) == ("custom", "code_exec")
+    assert "".join(call.custom["input"] for call in calls)
 
 
 def test_conversations() -> None:

@@ -1,5 +1,7 @@
 // Conversations as trees: a question that was edited, and one that is answered again, are siblings.
 
+export const isCall = (item) => ["function_call", "custom_tool_call"].includes(item?.type);
+
 export class Answer {
   constructor(now) {
     this.id = null; // the response's
@@ -33,6 +35,9 @@ export class Answer {
       case "response.function_call_arguments.delta":
         item.arguments += event.delta;
         break;
+      case "response.custom_tool_call_input.delta":
+        item.input += event.delta;
+        break;
       case "response.output_item.done":
         Object.assign(item, { status: event.item.status });
         break;
@@ -59,7 +64,7 @@ export class Answer {
     this.endedAt = now;
   }
 
-  get calls() { return this.items.filter((item) => item?.type === "function_call"); }
+  get calls() { return this.items.filter(isCall); }
 
   // What was measured and counted, and why the cache had no more, in words.
   get figures() {

@@ -12,7 +12,7 @@ const MARKUP = `
 <label>The prompt's variables, as JSON <textarea name="variables" rows="1" spellcheck="false"></textarea></label>
 <label>Temperature <input name="temperature" type="number" min="0" max="2" step="0.1"></label>
 <label>Output tokens <input name="tokens" type="number" min="1" step="1"></label>
-<label>Functions, as JSON <textarea name="tools" rows="3" spellcheck="false"></textarea></label>
+<label>Tools, as JSON <textarea name="tools" rows="3" spellcheck="false"></textarea></label>
 <label>Schema of the answer <textarea name="schema" rows="3" spellcheck="false"></textarea></label>
 </div>`;
 
@@ -58,7 +58,7 @@ export class Settings {
     }
     if (temperature) body.temperature = Number(temperature);
     if (tokens) body.max_output_tokens = Number(tokens);
-    if (tools) body.tools = [parsed("Functions", tools)].flat();
+    if (tools) body.tools = [parsed("Tools", tools)].flat();
     if (schema) {
       const format = { type: "json_schema", name: "answer", schema: parsed("Schema", schema) };
       body.text = { format };

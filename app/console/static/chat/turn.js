@@ -1,7 +1,9 @@
 // A turn as an element: what was asked, what was answered, and what can be done about it.
 
+import { isCall } from "./conversation.js";
 import { button, make } from "../dom.js";
 import { rendered } from "./markdown.js";
+import { asked, picturesIn, shown } from "./pictures.js";
 
 // `ask(parent, input, text)` asks beside or behind it, `choose(turn, index)` shows another sibling.
 export function turnOf(turn, conversation, { isLast, ask, choose }) {
@@ -22,8 +24,10 @@ export function turnOf(turn, conversation, { isLast, ask, choose }) {
 
 function questionOf(turn, isIdle, ask) {
   const question = make("div", "question");
+  const urls = picturesIn(turn.input);
+  if (urls.length > 0) question.append(shown(urls));
   question.append(make("p", "said", turn.text));
-  if (isIdle && typeof turn.input === "string") {
+  if (isIdle && (typeof turn.input === "string" || urls.length > 0)) {
     question.append(button("Edit", () => question.replaceChildren(editorOf(turn, question, ask))));
   }
   return question;
@@ -39,7 +43,7 @@ function editorOf(turn, question, ask) {
   form.addEventListener("submit", (event) => {
     event.preventDefault();
     const text = field.value.trim();
-    if (text) ask(turn.parent, text, text);
+    if (text) ask(turn.parent, asked(text, picturesIn(turn.input)), text);
   });
   requestAnimationFrame(() => field.focus());
   return form;
@@ -62,7 +66,7 @@ function answerOf(answer) {
   element.setAttribute("aria-busy", String(answer.isRunning));
   for (const item of answer.items) {
     if (item?.type === "message") element.append(messageOf(item.text, answer));
-    else if (item?.type === "function_call") element.append(callOf(item));
+    else if (isCall(item)) element.append(callOf(item));
     else if (item?.type === "reasoning") element.append(reasoningOf(item));
   }
   if (answer.isRunning && answer.firstAt === null) element.append(make("p", "figures", "…"));
@@ -83,7 +87,8 @@ function messageOf(text, answer) {
 function callOf(item) {
   const call = make("div", "call");
   const state = item.status === "completed" ? "" : " (being written)";
-  call.append(make("p", "", `Calls ${item.name}${state}`), block(prettily(item.arguments) ?? item.arguments));
+  const text = item.input ?? prettily(item.arguments) ?? item.arguments;
+  call.append(make("p", "", `Calls ${item.name}${state}`), block(text));
   return call;
 }
 
@@ -93,7 +98,7 @@ function reasoningOf(item) {
   return details;
 }
 
-// A form for what the functions that were called have given.
+// A form for what the tools that were called have given.
 function resultsOf(turn, ask) {
   const form = make("form", "results");
   const fields = turn.answer.calls.map((call) => {
@@ -108,7 +113,7 @@ function resultsOf(turn, ask) {
   form.addEventListener("submit", (event) => {
     event.preventDefault();
     const input = fields.map(([call, { value }]) => (
-      { type: "function_call_output", call_id: call.call_id, output: value }));
+      { type: `${call.type}_output`, call_id: call.call_id, output: value }));
     ask(turn, input, fields.map(([call, { value }]) => `${call.name}: ${value}`).join("\n"));
   });
   return form;

@@ -5,6 +5,7 @@ import { Conversation } from "./conversation.js";
 import { askForKey } from "./key.js";
 import { button, make } from "../dom.js";
 import { Line } from "./line.js";
+import { asked, Pictures } from "./pictures.js";
 import { Settings } from "./settings.js";
 
 const REST = 4; // times as long as the drawing took
@@ -59,6 +60,9 @@ class Chats {
     this.part("[name=key]").hidden = !api.isOperator;
     this.part("[name=key]").addEventListener("click", changeKey);
     this.settings = new Settings(this.part(".settings"));
+    this.pictures = new Pictures(this.part(".composer"), (why) => {
+      this.part(".composer .news").textContent = why;
+    });
     this.conversations = [];
     this.restMs = 0;
     this.newest = null; // the response that ended last, to compare others with
@@ -145,24 +149,27 @@ class Chats {
   say() {
     const question = this.part("#question");
     const text = question.value.trim();
-    if (!text || isBusy(this.current)) return;
+    const { urls } = this.pictures;
+    if (!(text || urls.length) || isBusy(this.current)) return;
     const places = this.current.sides.map((side) => ({ side, parent: side.end }));
-    if (this.ask(places, text, text)) question.value = "";
+    if (!this.ask(places, asked(text, urls), text)) return;
+    question.value = "";
+    this.pictures.clear();
   }
 
   // Ask in conversations, each behind a turn, or beside what was asked there before. Returns whether
   // it was asked.
   ask(places, input, text) {
     const news = this.part(".composer .news");
-    let asked;
+    let requests;
     try {
-      asked = places.map(({ side, parent }) => ({ side, parent, body: this.request(side, parent) }));
+      requests = places.map(({ side, parent }) => ({ side, parent, body: this.request(side, parent) }));
     } catch (error) {
       news.textContent = error.message;
       return false;
     }
     news.textContent = "";
-    for (const { side, parent, body } of asked) {
+    for (const { side, parent, body } of requests) {
       const turn = side.follow(parent, input, text, performance.now());
       turn.answer.changed = () => this.changed(turn);
       this.line.ask(side.lane, { input, ...body }, turn.answer);

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
@@ -36,6 +36,8 @@ from kernels.attention import attend, write_kv
 from kernels.types import AdaptedRows, AttentionBatch, LayerCaches
 
 _ATTENTION = "partywall_paged"
+_PLACES: Final = 1 << 40
+"""More than any sequence has."""
 _WATCHED = "partywall_watched"
 """As the attention is called while one looks on what it is asked, masks included."""
 
@@ -139,8 +141,8 @@ class EagerDecoder:
             starts = batch.attention.query_starts
             with self._states.running(batch.states, starts, caches), self._adapting(batch.adapted):
                 output = self.model(
-                    input_ids=batch.token_ids[None],
-                    position_ids=batch.positions[None],
+                    **self._inputs(batch),
+                    position_ids=_places(batch),
                     use_cache=False,
                     logits_to_keep=batch.logit_rows,
                 )
@@ -148,6 +150,21 @@ class EagerDecoder:
             _step.reset(token)
         logits: Tensor = output.logits[0]
         return logits
+
+    def _inputs(self, batch: Batch) -> dict[str, Tensor]:
+        """Of packed tokens: these, or their embeddings with what is seen in place of some."""
+        if batch.seen is None:
+            return {"input_ids": batch.token_ids[None]}
+        rows: Tensor = self.model.get_input_embeddings()(batch.token_ids)
+        return {"inputs_embeds": rows.index_copy(0, batch.seen.rows, batch.seen.values)[None]}
+
+    num_places: Final = _PLACES
+    """By which tokens are turned that stand for no picture."""
+
+    @property
+    def turns_by_parts(self) -> bool:
+        """Whether its tokens may be turned by places of three parts."""
+        return any(hasattr(module, "mrope_section") for module in self.model.modules())
 
     @contextmanager
     def _adapting(self, adapted: Sequence[AdaptedRows]) -> Iterator[None]:
@@ -251,6 +268,19 @@ def _adapts(product: int, adapted: Sequence[AdaptedRows]) -> Callable[..., None]
         adapt(inputs[0].flatten(0, -2), output.flatten(0, -2), adapted, product)
 
     return hook
+
+
+def _places(batch: Batch) -> Tensor:
+    """By what packed tokens are turned: [1, num_tokens], or [3, 1, num_tokens] where some have
+    places of three parts.
+    """
+    if batch.seen is None or batch.seen.turned is None:
+        return batch.positions[None]
+    behind = batch.positions - _PLACES
+    is_turned = behind >= 0
+    places = batch.positions.repeat(3, 1)
+    places[:, is_turned] = batch.seen.turned[:, behind[is_turned]]
+    return places[:, None]
 
 
 def _packed_positions() -> Tensor | None:

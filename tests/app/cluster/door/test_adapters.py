@@ -11,7 +11,7 @@ import pytest
 from msgspec import structs
 
 from app.cluster.launch import ENVIRONMENT
-from app.cluster.messages import Adapters, Brought, WantAdapter, decode_brought
+from app.cluster.messages import Adapters, Brought, Wanted, decode_brought
 from engine.api import AdapterUse, EngineError, LoadedAdapter, RequestRefused
 from engine.serve.messages import Ready, Submit
 from tests.app.cluster.door.test_fleet import INFO, Place, Told, eventually, state
@@ -52,7 +52,7 @@ async def joined(place: Place, *names: str) -> Any:
     from app.cluster.door.client import ClusterEngine
 
     engine = ClusterEngine(place, ready_seconds=10)  # type: ignore[arg-type]
-    engine.adapters = files
+    engine.source = files
     engine._fleet.attend(place.handle)
     engine._fleet.become(frozenset(names))
     await eventually(lambda: len(place.handle.replicas) == len(names))
@@ -66,7 +66,7 @@ async def test_a_replica_that_wants_an_adapter_is_brought_it(place: Place) -> No
     taking = place.handle.bring = Taking()  # type: ignore[attr-defined]
     engine = await joined(place, "one", "two")
     assert engine.info.linears == SERVED.linears
-    place.handle.replicas["two"].queue.put_nowait(WantAdapter(NAME, 7))
+    place.handle.replicas["two"].queue.put_nowait(Wanted(NAME, 7))
     await eventually(lambda: len(taking.taken) == 4)
     assert taking.taken == [
         ("two", Brought(7, b"config")),
@@ -74,7 +74,7 @@ async def test_a_replica_that_wants_an_adapter_is_brought_it(place: Place) -> No
         ("two", Brought(7, b"two")),
         ("two", Brought(7, is_last=True)),
     ]
-    place.handle.replicas["one"].queue.put_nowait(WantAdapter(b"unknown", 8))
+    place.handle.replicas["one"].queue.put_nowait(Wanted(b"unknown", 8))
     await eventually(lambda: len(taking.taken) == 5)
     assert taking.taken[4] == ("one", Brought(8, error="it was deleted"))
     await engine.close()
@@ -83,7 +83,7 @@ async def test_a_replica_that_wants_an_adapter_is_brought_it(place: Place) -> No
 async def test_no_more_is_read_than_a_replica_wants(place: Place) -> None:
     taking = place.handle.bring = Taking(most=2)  # type: ignore[attr-defined]
     engine = await joined(place, "one")
-    place.handle.replicas["one"].queue.put_nowait(WantAdapter(NAME, 7))
+    place.handle.replicas["one"].queue.put_nowait(Wanted(NAME, 7))
     await eventually(lambda: not engine._courier._errands and taking.taken)
     assert [piece.data for _, piece in taking.taken] == [b"config", b"one", b""]
     await engine.close()

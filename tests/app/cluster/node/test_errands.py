@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Iterable
 import pytest
 
 from app.cluster.door.courier import Courier
-from app.cluster.messages import Brought, WantAdapter
+from app.cluster.messages import Brought, Wanted
 from app.cluster.node import errands as errands_module
 from app.cluster.node.errands import Errands
 from engine.api import EngineError, EngineUnavailable
@@ -34,7 +34,7 @@ class Door:
     def needs(self, adapter: bytes) -> bool:
         return self.wants and adapter == NAME
 
-    def put(self, message: WantAdapter) -> None:
+    def put(self, message: Wanted) -> None:
         self.courier.send(self._replica, message)
 
     async def _source(self, name: bytes) -> AsyncIterator[bytes]:

@@ -1,0 +1,1 @@
+"""What pictures cost, and what files that are none do."""

@@ -1,0 +1,259 @@
+"""Requests that wait for what their pictures show, and how the tower comes to see these.
+
+The service is asked for a picture once; the tower sees one at a time, in slices of bounded time
+between steps, those of tenants in turn. Whose request it was for is charged for that as for so many
+tokens of a prompt. What it has seen stays, as long as memory allows, for whoever shows the same
+picture in the same namespace, and for those that run with it until they end.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import OrderedDict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+from engine.api import EngineRequest, PictureUse, TenantShare
+from engine.grammar.compiled import CompiledGrammar
+from engine.pictures.sight import Sight
+from engine.schedule.scheduler import Scheduler
+from engine.system.turns import Turns
+
+_log = logging.getLogger(__name__)
+_PATIENCE_SECONDS: Final = 60.0
+"""For the service to bring a picture, or to go on with one."""
+_ALONE_SECONDS: Final = 0.05
+"""A slice where nothing else is to be computed: messages are looked for as often."""
+_SHARE: Final = 0.5
+"""Of the time that steps take, for slices beside them."""
+_LEAST_SECONDS: Final = 0.004
+
+
+class Shown(NamedTuple):
+    """A request that waits no longer; with an `error` it has ended."""
+
+    request: EngineRequest
+    grammar: CompiledGrammar | None
+    error: str | None = None
+
+
+@dataclass(slots=True)
+class _Coming:
+    """A picture that somebody waits for."""
+
+    tenant: str
+    share: TenantShare
+    token_ids: list[int]
+    heard_at: float | None
+    """When the service was asked for it, or has brought some of it, until it is here."""
+    pieces: list[bytes] = field(default_factory=list)
+
+
+class _Kept(NamedTuple):
+    """What was seen."""
+
+    tenant: str
+    num_bytes: int
+
+
+class Pictures:
+    """Those of all tenants."""
+
+    def __init__(
+        self, scheduler: Scheduler, sight: Sight, most_bytes: int, most_seconds: float
+    ) -> None:
+        """So many bytes of what was seen are kept, beside what requests show, and a slice beside
+        steps takes so many seconds at most.
+        """
+        self.wanted: list[bytes] = []
+        """Names of those that the service is to be asked for."""
+        self._lifecycle = scheduler.lifecycle
+        self._sight = sight
+        self._most_bytes = most_bytes
+        self._most_seconds = most_seconds
+        self._waiting: OrderedDict[str, tuple[EngineRequest, CompiledGrammar | None]] = (
+            OrderedDict()
+        )
+        self._coming: dict[bytes, _Coming] = {}
+        self._here: Turns[bytes] = Turns(1, 1)
+        """Those that the service has brought."""
+        self._looked_at: bytes | None = None
+        """What the tower sees just now."""
+        self._kept: OrderedDict[bytes, _Kept] = OrderedDict()
+        """What was seen, the least recently used first."""
+        self._rested_at = 0.0
+        """When the last slice ended."""
+        self.num_seen = 0
+        """By the tower, since the start."""
+        self.seconds = 0.0
+        """For which it has seen."""
+
+    def __len__(self) -> int:
+        """Requests that wait, and whether the tower sees something."""
+        return len(self._waiting) + (self._looked_at is not None)
+
+    def submit(self, request: EngineRequest, grammar: CompiledGrammar | None) -> None:
+        """Let a request wait for its pictures."""
+        self._waiting[request.request_id] = request, grammar
+        for use in request.pictures:
+            self._want(request, use)
+
+    def _want(self, request: EngineRequest, use: PictureUse) -> None:
+        if use.name in self._kept:
+            self._kept.move_to_end(use.name)
+        elif use.name not in self._coming:
+            token_ids = request.prompt[use.start : use.end]
+            of = request.tenant, request.share
+            self._coming[use.name] = _Coming(*of, token_ids, time.monotonic())
+            self.wanted.append(use.name)
+
+    def abort(self, request_id: str, index: int | None) -> EngineRequest | None:
+        """End a request that waits, or one sequence of it; returns it as it was, if it waits."""
+        found = self._waiting.get(request_id)
+        if found is None:
+            return None
+        request, grammar = found
+        rest = request.without(index)
+        if rest is None:
+            del self._waiting[request_id]
+            self._forget_unwanted()
+        else:
+            self._waiting[request_id] = rest, grammar
+        return request
+
+    def bring(
+        self, name: bytes, data: bytes, *, is_first: bool = False, is_last: bool = False
+    ) -> None:
+        """Take over a piece of a picture: its header first, then its arrays."""
+        one = self._coming.get(name)
+        if one is None or one.heard_at is None:
+            return  # nobody waits for it any more
+        if is_first:
+            one.pieces = []
+        elif not one.pieces:
+            return  # of what was to come before
+        one.pieces.append(data)
+        one.heard_at = None if is_last else time.monotonic()
+        if is_last:
+            self._here.add(one.tenant, name)
+
+    def lack(self, name: bytes, why: str) -> Iterator[Shown]:
+        """The service cannot bring a picture: who waits for it waits no longer."""
+        one = self._coming.get(name)
+        if one is not None and one.heard_at is not None:
+            yield from self._refuse(name, why)
+
+    def forget_tenant(self, tenant: str) -> None:
+        """Keep nothing of a tenant's that none of its requests shows."""
+        shown = self._shown()
+        for name, one in list(self._kept.items()):
+            if one.tenant == tenant and name not in shown:
+                self._forget(name)
+
+    def ready(self) -> Iterator[Shown]:
+        """Who waits no longer."""
+        for name, (request, grammar) in list(self._waiting.items()):
+            if all(use.name in self._kept for use in request.pictures):
+                del self._waiting[name]
+                yield Shown(request, grammar)
+
+    def advance(self, patience: float) -> Iterator[Shown]:
+        """Let the tower see for a slice, which is longer where the loop has no steps to go on with:
+        it has `patience` then. Returns who waits no longer.
+        """
+        began = time.monotonic()
+        if self._looked_at is None:
+            self._look()
+        if self._looked_at is None:
+            if patience and self._waiting:
+                time.sleep(patience)
+        else:
+            is_done = self._sight.advance(self._slice(began, patience))
+            self.seconds += time.monotonic() - began
+            if is_done:
+                yield from self._take(self._looked_at)
+        self._rested_at = time.monotonic()
+        for name, one in list(self._coming.items()):
+            if one.heard_at is not None and began - one.heard_at > _PATIENCE_SECONDS:
+                yield from self._refuse(name, "it does not come")
+        yield from self.ready()
+
+    def _slice(self, now: float, patience: float) -> float:
+        if patience:
+            return _ALONE_SECONDS
+        return max(_LEAST_SECONDS, min(self._most_seconds, _SHARE * (now - self._rested_at)))
+
+    def _look(self) -> None:
+        """Have the next picture seen, if one is here."""
+        while (turn := self._here.take()) is not None:
+            tenant, name = turn
+            one = self._coming.get(name)
+            if one is None or one.heard_at is not None:
+                self._here.end(tenant)  # nobody waits for it any more, or it is to come again
+                continue
+            pieces, one.pieces = one.pieces, []
+            self._looked_at = name
+            self._sight.begin(pieces, one.token_ids)
+            return
+
+    def _take(self, name: bytes) -> Iterator[Shown]:
+        """The tower is done with it."""
+        self._looked_at = None
+        self._here.end(self._coming[name].tenant)
+        try:
+            num_bytes = self._sight.keep(name)
+        except Exception as error:  # noqa: BLE001 - whatever a picture makes a tower raise
+            _log.error("a picture cannot be seen", exc_info=error)
+            yield from self._refuse(name, f"{type(error).__name__} in the engine")
+            return
+        one = self._coming.pop(name)
+        self.num_seen += 1
+        self._charge(one)
+        self._kept[name] = _Kept(one.tenant, num_bytes)
+        self._shrink()
+
+    def _charge(self, one: _Coming) -> None:
+        """A tenant pays for what was seen as for a prompt, before its request comes in."""
+        life = self._lifecycle
+        account = life.accounts.open(one.tenant, one.share)
+        if not account.waiting:
+            life.fairness.begins_to_wait(account, life.accounts.waiting.values())
+        account.charge(life.prices.prompt * len(one.token_ids))
+        life.accounts.settle(account)
+
+    def _refuse(self, name: bytes, why: str) -> Iterator[Shown]:
+        self._coming.pop(name, None)
+        for request_id, (request, grammar) in list(self._waiting.items()):
+            if any(use.name == name for use in request.pictures):
+                del self._waiting[request_id]
+                yield Shown(request, grammar, f"a picture cannot be used: {why}")
+        self._forget_unwanted()
+
+    def _forget_unwanted(self) -> None:
+        """Pictures that nobody waits for, and that the tower does not see, are not to come."""
+        names = {use.name for request, _ in self._waiting.values() for use in request.pictures}
+        for name in self._coming.keys() - names - {self._looked_at}:
+            del self._coming[name]
+
+    def _shrink(self) -> None:
+        """Let go of what was not used for longest, as long as too many bytes are kept."""
+        left = sum(one.num_bytes for one in self._kept.values())
+        shown = self._shown() if left > self._most_bytes else set()
+        for name, one in list(self._kept.items()):
+            if left <= self._most_bytes:
+                break
+            if name not in shown:
+                left -= one.num_bytes
+                self._forget(name)
+
+    def _shown(self) -> set[bytes]:
+        """The names of pictures that somebody computes with, or is going to."""
+        live = (group.request for group in self._lifecycle.live.values())
+        waiting = (request for request, _ in self._waiting.values())
+        return {use.name for request in (*live, *waiting) for use in request.pictures}
+
+    def _forget(self, name: bytes) -> None:
+        del self._kept[name]
+        self._sight.forget(name)
