@@ -10,7 +10,7 @@ import re
 from typing import Final
 
 from app.formats.reasoning.parser import Spell
-from app.formats.tools.harmony import CALL, CHANNEL, CONSTRAIN, MESSAGE, OPENING
+from app.formats.tools.harmony import CALL, CHANNEL, CONSTRAIN, EARLY, MESSAGE, OPENING
 from app.formats.tools.source import Reading, Source
 from engine.grammar.lark import lacking
 
@@ -83,8 +83,22 @@ def _read_message(source: Source, header: str) -> Reading[None]:
             return
         yield from source.told_until("text", *_ENDS, CALL)
         source.emit("text", CALL)
-    elif (yield from source.told_until("text", *_ENDS, CALL)) == _RETURN:
+    elif (yield from _read_text(source)) == _RETURN:
         source.is_aside = True  # later prompts have another end there
+
+
+def _read_text(source: Source) -> Reading[str]:
+    """What is said, up to the marker that ends it; or all there is, where a call in it says so."""
+    calls = [
+        call
+        for name in source.raws
+        for call in (f"{OPENING}{name}{MESSAGE}", f"{EARLY}{name}{CHANNEL}commentary{MESSAGE}")
+    ]
+    ended = yield from source.told_until("text", *_ENDS, CALL, *calls)
+    if ended in calls:
+        source.emit("text", ended)
+        yield from source.told_until("text")
+    return ended
 
 
 def _read_start(source: Source) -> Reading[None]:

@@ -18,12 +18,12 @@ from engine.grammar.lark import literal
 CHANNEL, MESSAGE, CONSTRAIN, CALL = "<|channel|>", "<|message|>", "<|constrain|>", "<|call|>"
 _WORDS_BEFORE = "commentary to=functions."
 OPENING = f"{CHANNEL}{_WORDS_BEFORE}"
-_EARLY = " to=functions."
+EARLY = " to=functions."
 _WORDS = re.compile(r"[\w\s]*")
 
 
 def _read(source: Source) -> Reading[None]:
-    while (yield from source.text_until(OPENING, _EARLY)):
+    while (yield from source.text_until(OPENING, EARLY)):
         name = yield from source.name()
         if name not in source.functions or not (yield from _skip_header(source)):
             source.as_text()
@@ -80,7 +80,7 @@ def _blocks(writer: Writer) -> Blocks:
     return Blocks(
         [
             Block(CHANNEL, writer.or_raw(late, late_frame, end)),
-            Block(_EARLY, writer.or_raw(early, early_frame, end), usual=False),
+            Block(EARLY, writer.or_raw(early, early_frame, end), usual=False),
         ]
     )
 

@@ -225,6 +225,16 @@ def test_an_earlier_stream_is_gone_on_with_at_every_token() -> None:
             "<|channel|>analysis<|message|>So.<|end|><|start|>assistant",
             "<|channel|>commentary to=functions.write<|message|>",
         ),
+        (
+            "harmony",
+            "<|channel|>analysis<|message|>So.<|end|><|start|>assistant<|channel|>final<|message|>",
+            "Hm.<|channel|>commentary to=functions.write<|message|>",
+        ),
+        (
+            "harmony",
+            "<|channel|>analysis<|message|>So.<|end|><|start|>assistant<|channel|>final<|message|>",
+            "Hm. to=functions.write<|channel|>commentary<|message|>",
+        ),
     ],
 )
 def test_what_ends_an_answer_elsewhere_may_stand_in_a_text_that_ends_it(

@@ -134,12 +134,11 @@ def test_a_text_that_has_a_grammar_is_held_behind_it(reasoning: Reasoning) -> No
     is_harmony = "<|channel|>" in reasoning.tokenizer.get_vocab()
     form = FORMATS["harmony" if is_harmony else "hermes"]
     tokens = control_tokens(reasoning.tokenizer, form.markers)
-    allowed = Grammar(kind="regex", source=r"(</response>|<\|end\|>|\n|[a-c])+")
+    allowed = Grammar(kind="regex", source=r"([ab]<\|end\|>|[ab]</response>|b<\|call\|>){1,3}")
     shapes = [Shape("write", TEXT_PARAMETERS, raw=whole(allowed))]
     grammar = reasoning.before(call_grammar(form, tokens, shapes, parallel=False, required=True))
-    thought = reasoning.thought.removesuffix("<|channel|>final<|message|>")
-    for seed in range(scaled(2, most=100)):
-        ids = reasoning.walk(grammar, seed, thought)
+    for seed in range(scaled(3, most=100)):
+        ids = reasoning.walk(grammar, seed, reasoning.thought)
         reader = ToolParser(form, {"write": TEXT_PARAMETERS}, texts=["write"], raws=["write"])
         line = reasoning.line(ids, reader, ["write"])
         [call] = line.calls

@@ -290,3 +290,22 @@ async def test_a_call_that_has_to_be_is_held_to_its_schema(client: AsyncOpenAI, 
     )
     [call] = [one for one in held.output if one.type == "function_call"]
     assert json.loads(call.arguments) == json.loads(ARGUMENTS)
+
+
+async def test_a_custom_tool_takes_a_text_that_follows_its_grammar(
+    client: AsyncOpenAI, model: str
+) -> None:
+    grammar = {"type": "grammar", "syntax": "regex", "definition": r"(<\|call\|>|[ab] ?){2,5}"}
+    tool: Any = {"type": "custom", "name": "write", "format": grammar}
+    response = await client.responses.create(
+        model=model,
+        input=QUESTION,
+        tools=[tool],
+        tool_choice={"type": "custom", "name": "write"},
+        max_output_tokens=200,
+        temperature=0,
+    )
+    *reasoned, called = response.output
+    assert {item.type for item in reasoned} <= {"reasoning"}
+    assert (called.type, response.status) == ("custom_tool_call", "completed")
+    assert re.fullmatch(grammar["definition"], called.input)
