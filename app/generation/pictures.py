@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 import msgspec
@@ -13,7 +14,7 @@ from app.generation.generation import Asked
 from app.pictures.picture import BadPicture
 from app.prompt.history import SocketHistory
 from app.prompt.picture_style import Shown
-from app.prompt.sight import Eyes, Sight
+from app.prompt.sight import Sight
 from engine.api import EngineError
 from engine.client import EngineClient
 from tenants.errors import StoreUnavailable
@@ -23,14 +24,13 @@ KeptUrl = Callable[[str, Shown, SocketHistory | None], Awaitable[str | None]]
 """The URL of a tenant's picture, where it is still kept."""
 
 
-@dataclass
+@dataclass(frozen=True, eq=False)
 class _Running:
-    """A picture that `uses` requests are running with, and how its file is found."""
+    """A picture of a running request, and how its file is found; raises `BadPicture`."""
 
     load: Callable[[], Awaitable[bytes]]
     shown: Shown
     tenant: str
-    uses: int = 0
 
 
 class RunningPictures:
@@ -42,7 +42,8 @@ class RunningPictures:
     def __init__(self, engine: EngineClient, sight: Sight, kept_url: KeptUrl) -> None:
         self._sight = sight
         self._kept_url = kept_url
-        self._running: dict[bytes, _Running] = {}
+        self._running: dict[bytes, list[_Running]] = {}
+        """By the engine's name, one for each request that runs with it."""
         self._others = engine.source
         engine.source = self.bring
 
@@ -50,34 +51,30 @@ class RunningPictures:
     def held(self, asked: Asked, on_socket: SocketHistory | None) -> Iterator[None]:
         """Bring the pictures of a request while this is entered; their files are let go then."""
         request, prompt = asked.request, asked.prompt
-        names = [one.name for one in request.pictures]
-        for name, shown in zip(names, prompt.pictures, strict=True):
-            if name not in self._running:
-                load = self._loading(request.tenant, shown, prompt.files, on_socket)
-                self._running[name] = _Running(load, shown, request.tenant)
-            self._running[name].uses += 1
+        own = list[tuple[bytes, _Running]]()
+        for use, shown in zip(request.pictures, prompt.pictures, strict=True):
+            load = partial(self._load, request.tenant, shown, prompt.files, on_socket)
+            own.append((use.name, _Running(load, shown, request.tenant)))
+            self._running.setdefault(use.name, []).append(own[-1][1])
         try:
             yield
         finally:
-            for name in names:
-                running = self._running[name]
-                running.uses -= 1
-                if not running.uses:
+            for name, running in own:
+                self._running[name].remove(running)
+                if not self._running[name]:
                     del self._running[name]
             prompt.files.clear()
 
     async def bring(self, name: bytes) -> AsyncIterator[bytes]:
         """See `engine.client.Source`."""
-        running = self._running.get(name)
-        if running is None:
+        if name not in self._running:
             async for piece in self._others(name):
                 yield piece
             return
-        eyes = self._sight.eyes
+        running, eyes = self._running[name][-1], self._sight.eyes
         assert eyes is not None, "there are no pictures without"
         try:
             data = await running.load()
-            await _check(eyes, running, data)
             header, inputs = await eyes.inputs(running.tenant, data, running.shown.detail)
         except BadPicture as error:
             raise EngineError(f"a picture of the conversation {error}") from None
@@ -87,28 +84,22 @@ class RunningPictures:
         for start in range(0, len(inputs), _PIECE_BYTES):
             yield inputs[start : start + _PIECE_BYTES]
 
-    def _loading(
+    async def _load(
         self,
         tenant: str,
         shown: Shown,
         files: dict[bytes, bytes],
         on_socket: SocketHistory | None,
-    ) -> Callable[[], Awaitable[bytes]]:
-        async def load() -> bytes:
-            file = files.get(shown.digest)
-            if file is not None:
-                return file
-            url = await self._kept_url(tenant, shown, on_socket)
-            if url is None:
-                raise BadPicture("is not kept any more")
-            return await self._sight.file(tenant, url)
-
-        return load
-
-
-async def _check(eyes: Eyes, running: _Running, data: bytes) -> None:
-    """Raise `BadPicture` for a file that shows another picture than it did."""
-    shown = running.shown
-    look = await eyes.look(running.tenant, data, shown.detail)
-    if look.digest != shown.digest:
-        raise BadPicture("has changed where it was fetched from")
+    ) -> bytes:
+        """The file of a picture: one of `files`, or as it is kept. Raises `BadPicture`."""
+        if shown.digest in files:
+            return files[shown.digest]
+        url = await self._kept_url(tenant, shown, on_socket)
+        if url is None:
+            raise BadPicture("is not kept any more")
+        data = await self._sight.file(tenant, url)
+        assert self._sight.eyes is not None
+        look = await self._sight.eyes.look(tenant, data, shown.detail)
+        if look.digest != shown.digest:
+            raise BadPicture("has changed where it was fetched from")
+        return data

@@ -34,14 +34,17 @@ from app.wire.tools import Functions, ToolChoice
 
 LOGPROBS: Final = "message.output_text.logprobs"
 SEALED_REASONING: Final = "reasoning.encrypted_content"
-Includable = Literal["message.output_text.logprobs", "reasoning.encrypted_content"]
+Includable = Literal[
+    "message.output_text.logprobs",
+    "reasoning.encrypted_content",
+    "message.input_image.image_url",
+]
 INCLUDABLE: frozenset[str] = frozenset(get_args(Includable))
-"""What a response can be asked to have besides."""
+"""What a response can be asked to have besides; a picture's URL is always there."""
 _ELSEWHERE: Final = (
     "file_search_call.results",
     "web_search_call.results",
     "web_search_call.action.sources",
-    "message.input_image.image_url",
     "computer_call_output.output.image_url",
     "code_interpreter_call.outputs",
 )

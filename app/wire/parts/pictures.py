@@ -17,8 +17,8 @@ class InputImage(MarkedPart):
     """A picture in the Responses API: a `data:` URL, or one of the web."""
 
     type: Literal["input_image"]
-    image_url: str
     file_id: Declined = None
+    image_url: str
     detail: Detail | None = None
     cache_control: CacheControl | None = None
 

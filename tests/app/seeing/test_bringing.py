@@ -9,7 +9,7 @@ import pytest
 from engine.api import EngineError
 from tests.app.conftest import MODEL, World, eventually
 from tests.app.scripted_engine import ScriptedEngine
-from tests.app.seeing.conftest import HELLO, asked, input_image, user
+from tests.app.seeing.conftest import HELLO, asked, input_image, url, user
 
 
 async def bring(engine: ScriptedEngine, name: bytes) -> list[bytes]:
@@ -19,14 +19,19 @@ async def bring(engine: ScriptedEngine, name: bytes) -> list[bytes]:
 async def test_a_picture_is_brought_for_as_long_as_a_request_runs_with_it(world: World) -> None:
     engine = world.engine
     engine.hold_after = 1
-    create = world.client().responses.create
-    content: Any = [user(input_image(HELLO))]
-    streams = [await create(model=MODEL, input=content, stream=True) for _ in range(2)]
-    await eventually(lambda: len(engine.holding) == 2)
+    create = world.client().chat.completions.create
+    part: Any = {"type": "image_url", "image_url": {"url": url(HELLO)}}
+    streams = [await create(model=MODEL, messages=[user(part)], stream=True) for _ in range(3)]  # type: ignore[list-item]
+    await eventually(lambda: len(engine.holding) == 3)
     name = asked(world).pictures[0].name
     # Again, as after a crash.
-    assert await bring(engine, name) == await bring(engine, name)
-    await streams[0].close()
+    brought = await bring(engine, name)
+    assert await bring(engine, name) == brought
+    for left in (streams[2], streams[0]):
+        before = len(engine.active)
+        await left.close()
+        await eventually(lambda before=before: len(engine.active) < before)
+        assert await bring(engine, name) == brought
     engine.release()
     async for _ in streams[1]:
         pass

@@ -70,8 +70,9 @@ async def test_other_instructions_tell_pictures_anew(world: World) -> None:
 
 async def test_input_is_listed_with_its_pictures(world: World) -> None:
     parts = [input_text("Hm?"), input_image(HELLO, detail="low")]
-    first = await respond(world, input=[user(*parts)])
-    [item] = (await world.client().responses.input_items.list(first.id)).data
+    include: Any = ["message.input_image.image_url"]
+    first = await respond(world, input=[user(*parts)], include=include)
+    [item] = (await world.client().responses.input_items.list(first.id, include=include)).data
     content = item.to_dict()["content"]
     assert content == parts
     reference: Any = {"type": "item_reference", "id": item.id}
@@ -143,6 +144,15 @@ async def test_pictures_go_with_the_turns_that_are_left_out(world: World) -> Non
     assert brought(world)[0] == b"1 told"
     assert brought(world)[-1] == b"8 told"
     assert len(brought(world)) < 8
+
+
+async def test_a_prompt_with_a_picture_is_computed_ahead(world: World) -> None:
+    content = [user(input_image(HELLO), input_text("What is it? Tell me all about it."))]
+    first = await respond(world, input=content, extra_body={"generate": False})
+    await respond(world, input="Go on.", previous_response_id=first.id)
+    assert (shown(world), brought(world)) == ([THREE], [HELLO])
+    again = await respond(world, input=content)
+    assert again.usage.input_tokens_details.cached_tokens > asked(world).pictures[0].end
 
 
 async def test_breakpoints_lie_behind_pictures(world: World) -> None:
