@@ -103,7 +103,13 @@ class PromptBuilder:
         is_begun = request.prompt is not None or request.instructions is not None
         unsaid = request.max_tokens == 0 and is_begun
         messages, recalled = await self._telling.messages(
-            principal, items, request.names, len(earlier.items), unsaid=unsaid
+            principal,
+            items,
+            request.names,
+            len(earlier.items),
+            end_user=request.sampling.end_user or earlier.end_user,
+            cache_key=request.sampling.prompt_cache_key,
+            unsaid=unsaid,
         )
         waiting = check_results(said_in(earlier.items), (), "conversation")
         check_results(said_in(request.items), waiting, request.names.items)
@@ -144,12 +150,14 @@ class PromptBuilder:
 
         The conversation keeps its system text and its tools, which the request `goes_on` with.
         """
-        items = request.items
+        items, end_user = request.items, request.sampling.end_user or previous.end_user
         messages, recalled = await self._telling.messages(
             principal,
             items,
             request.names,
             num_pictures=len(previous.pictures),
+            end_user=end_user,
+            cache_key=request.sampling.prompt_cache_key,
             unsaid=previous.is_unanswered,
         )
         calls = None if previous.is_unanswered else previous.calls
@@ -174,7 +182,7 @@ class PromptBuilder:
         prompt = replace(
             begun,
             ids=ids,
-            end_user=request.sampling.end_user or previous.end_user,
+            end_user=end_user,
             # A call's result belongs to the turn of the call: there is no cut between the two.
             starts=begun.starts if _goes_on(messages) else [*begun.starts, len(begun.ids)],
             breakpoints=[*begun.breakpoints, *marks][-MOST_WRITTEN:],

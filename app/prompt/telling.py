@@ -40,13 +40,16 @@ class Telling:
         names: FieldNames,
         num_earlier: int = 0,
         num_pictures: int = 0,
+        end_user: str | None = None,
+        cache_key: str | None = None,
         *,
         unsaid: bool = False,
     ) -> tuple[list[Message], SystemText | None]:
         """Items as templates take them, and the registered prompt that the first summary was under.
 
         Summaries speak as the system. The first `num_earlier` items are the conversation's; so are
-        `num_pictures` that are looked at no more. There may be none where they may be `unsaid`.
+        `num_pictures` that are looked at no more. Of `end_user` and `cache_key` see
+        `Sight.looked_at`. There may be no messages where they may be `unsaid`.
         """
         messages: list[Message] = []
         recalled: SystemText | None = None
@@ -74,7 +77,9 @@ class Telling:
         if not messages and not unsaid:
             raise invalid_request("Nothing is said that could be answered.", names.items)
         if any("pictures" in one for one in messages):
-            messages = await self._sight.looked_at(principal.tenant, messages, num_pictures)
+            messages = await self._sight.looked_at(
+                principal.tenant, messages, num_pictures, end_user, cache_key
+            )
         return messages, recalled
 
     async def _unsealed(

@@ -260,6 +260,20 @@ async def test_a_conversation_has_so_many_pictures(world: World, eyes: ScriptedE
     assert refused.value.code == "too_many_images"
 
 
+async def test_a_picture_that_is_sent_again_is_looked_at_once_by_each_who_shares_it(
+    world: World, eyes: ScriptedEyes
+) -> None:
+    content = [user(input_image(HELLO), input_text("What is it?"))]
+    for _ in range(2):
+        await respond(world, input=content)
+    assert eyes.looks == [(HELLO, "auto")]
+    for _ in range(2):
+        await respond(world, input=content, safety_identifier="bob")
+        await respond(world, input=content, prompt_cache_key="k")
+        await world.client("umbra").responses.create(model=MODEL, input=content)
+    assert eyes.looks == [(HELLO, "auto")] * 4
+
+
 async def test_a_model_that_sees_nothing_says_so_before_it_looks(
     world: World, eyes: ScriptedEyes
 ) -> None:
