@@ -22,7 +22,12 @@ from msgspec import structs
 
 from engine.api import Grammar
 from engine.grammar.complaints import located, reason
-from engine.grammar.schemas import MOST_REMAINDERS, bound_beyond, has_too_many_remainders
+from engine.grammar.schemas import (
+    MOST_REMAINDERS,
+    bound_beyond,
+    has_too_many_remainders,
+    with_whole_lengths,
+)
 from engine.grammar.together import crowded
 
 if TYPE_CHECKING:  # it has no such name when it runs
@@ -95,7 +100,7 @@ class _Parts(msgspec.Struct):
 
 def _serialized_body(grammar: Grammar) -> str:
     if grammar.kind == "json_schema":
-        return LLMatcher.grammar_from_json_schema(grammar.source, JSON_OPTIONS)
+        return LLMatcher.grammar_from_json_schema(with_whole_lengths(grammar.source), JSON_OPTIONS)
     if grammar.kind == "regex":
         return LLMatcher.grammar_from_regex(grammar.source)
     return LLMatcher.grammar_from_lark(grammar.source)
