@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from decimal import Decimal
 from math import lcm
 from typing import Any, Final
 
+import msgspec
+
 _BOUNDS: Final = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
 _LENGTHS: Final = ("minLength", "maxLength", "minItems", "maxItems", "minProperties")
+_FRACTION: Final = re.compile(r'"(?:min|max)(?:Length|Items|Properties)"\s*:\s*[0-9]+[.eE]')
 _DATA: Final = ("const", "enum", "default", "examples")
 """Behind these stand values, and no schemas."""
 _BY_NAME: Final = ("properties", "$defs", "definitions", "patternProperties", "dependentSchemas")
@@ -71,6 +75,30 @@ def _keywords(schema: Any) -> Iterator[tuple[str, Any]]:
             left += value
         if isinstance(value, dict):
             yield from value.items()
+            left += (inner for key, inner in value.items() if key not in _DATA)
+
+
+def with_whole_lengths(source: str) -> str:
+    """A schema's JSON with lengths such as 2.0, which JSON knows as 2, written as integers."""
+    if not _FRACTION.search(source):
+        return source
+    with suppress(msgspec.DecodeError, RecursionError):
+        schema = msgspec.json.decode(source)
+        _make_lengths_whole(schema)
+        return msgspec.json.encode(schema).decode()
+    return source
+
+
+def _make_lengths_whole(schema: Any) -> None:
+    left: list[Any] = [schema]
+    while left:
+        value = left.pop()
+        if isinstance(value, list):
+            left += value
+        if isinstance(value, dict):
+            for key in (*_LENGTHS, "maxProperties"):
+                if isinstance(size := value.get(key), float) and size.is_integer():
+                    value[key] = int(size)
             left += (inner for key, inner in value.items() if key not in _DATA)
 
 

@@ -22,7 +22,13 @@ from msgspec import structs
 
 from engine.api import Grammar
 from engine.grammar.complaints import located, reason
-from engine.grammar.schemas import MOST_REMAINDERS, bound_beyond, has_too_many_remainders
+from engine.grammar.schemas import (
+    MOST_REMAINDERS,
+    bound_beyond,
+    has_too_many_remainders,
+    with_whole_lengths,
+)
+from engine.grammar.together import crowded
 
 if TYPE_CHECKING:  # it has no such name when it runs
     from llguidance._lib import JsonCompileOptions
@@ -94,7 +100,7 @@ class _Parts(msgspec.Struct):
 
 def _serialized_body(grammar: Grammar) -> str:
     if grammar.kind == "json_schema":
-        return LLMatcher.grammar_from_json_schema(grammar.source, JSON_OPTIONS)
+        return LLMatcher.grammar_from_json_schema(with_whole_lengths(grammar.source), JSON_OPTIONS)
     if grammar.kind == "regex":
         return LLMatcher.grammar_from_regex(grammar.source)
     return LLMatcher.grammar_from_lark(grammar.source)
@@ -110,7 +116,7 @@ def problem_of(grammar: Grammar) -> str | None:
 
 def _problem_of(grammar: Grammar) -> str | None:
     if grammar.kind != "json_schema":
-        return _TOO_FINE if _has_too_fine(grammar.source) else _complaint(grammar)
+        return _unheld_within(grammar.source) or _complaint(grammar)
     schema = None
     with contextlib.suppress(msgspec.DecodeError, RecursionError):
         schema = msgspec.json.decode(grammar.source)
@@ -118,20 +124,24 @@ def _problem_of(grammar: Grammar) -> str | None:
             return f"'{bound}' is beyond 64 bits, and cannot be held"
         if has_too_many_remainders(schema):
             return _TOO_FINE
+        if crowd := crowded(schema):
+            return crowd
     problem = _complaint(grammar)
     if problem is None or problem == _SLOW or not isinstance(schema, dict):
         return problem
     return located(schema, problem, _complaint_of_schema)
 
 
-def _has_too_fine(source: str) -> bool:
-    """Whether one of the schemas in a Lark grammar has a `multipleOf` that is too much."""
+def _unheld_within(source: str) -> str | None:
+    """What one of the schemas in a Lark grammar has too much of, before any of it is made."""
     for found in _EMBEDDED.finditer(source):
         with contextlib.suppress(ValueError, RecursionError):
             schema, _ = _decoder.raw_decode(source, found.end())
             if has_too_many_remainders(schema):
-                return True
-    return False
+                return _TOO_FINE
+            if crowd := crowded(schema):
+                return crowd
+    return None
 
 
 def _complaint_of_schema(schema: Any) -> str | None:
