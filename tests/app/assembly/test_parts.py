@@ -70,7 +70,8 @@ def test_the_service_is_given_every_limit_that_is_a_setting() -> None:
     own = Settings.model_fields.keys() & {field.name for field in fields(Bounds)}
     given: dict[str, object] = {name: index for index, name in enumerate(sorted(own), 1)}
     given["adapter_dir"] = Path("/adapters")
-    limits = service_bounds(load_settings(**given))
+    limits = service_bounds(load_settings(**given | {"image_hosts": "a.example, B.example"}))
+    given["image_hosts"] = ("a.example", "b.example")
     assert {name: getattr(limits, name) for name in own} == given
     assert limits.max_body_bytes == limits.max_message_bytes
 

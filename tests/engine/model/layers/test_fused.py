@@ -315,8 +315,8 @@ def test_the_originals_are_gone_once_a_model_is_loaded(
     save_model(family, tmp_path)
     alive: list[weakref.ref[Any]] = []
 
-    def watched(folder: Path, dtype: torch.dtype) -> PreTrainedModel:
-        model = read_plain(folder, dtype)
+    def watched(folder: Path, dtype: torch.dtype, *, sees: bool) -> PreTrainedModel:
+        model = read_plain(folder, dtype, sees=sees)
         alive.extend(map(weakref.ref, [model, *model.parameters()]))
         return model
 
