@@ -16,10 +16,10 @@ from transformers import PreTrainedModel
 
 from engine.api import EngineError, EngineRequest, TokenDelta
 from tests.app.cluster.running import eventually, is_empty, processes, run, wanted
+from tests.engine.adapters.peft_models import PIECE_BYTES, Made, make_adapter
 from tests.engine.model.test_model import generate, save_model
 from tests.engine.simulated_model import random_prompt
 from tests.engine.simulation import make_request
-from tests.engine.source.peft_models import PIECE_BYTES, Made, make_adapter
 
 if TYPE_CHECKING:
     from app.cluster.door.client import ClusterEngine
