@@ -15,8 +15,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
+from engine.adapters.adapter import Arrival
 from engine.api import EngineRequest, PictureUse, TenantShare
-from engine.grammar.compiled import CompiledGrammar
 from engine.pictures.sight import Sight
 from engine.schedule.scheduler import Scheduler
 from engine.system.turns import Turns
@@ -32,10 +32,9 @@ _LEAST_SECONDS: Final = 0.004
 
 
 class Shown(NamedTuple):
-    """A request that waits no longer; with an `error` it has ended."""
+    """A request that waits no longer, as it has come; with an `error` it has ended."""
 
-    request: EngineRequest
-    grammar: CompiledGrammar | None
+    arrival: Arrival
     error: str | None = None
 
 
@@ -73,9 +72,7 @@ class Pictures:
         self._sight = sight
         self._most_bytes = most_bytes
         self._most_seconds = most_seconds
-        self._waiting: OrderedDict[str, tuple[EngineRequest, CompiledGrammar | None]] = (
-            OrderedDict()
-        )
+        self._waiting: OrderedDict[str, Arrival] = OrderedDict()
         self._coming: dict[bytes, _Coming] = {}
         self._here: Turns[bytes] = Turns(1, 1)
         """Those that the service has brought."""
@@ -94,11 +91,13 @@ class Pictures:
         """Requests that wait, and whether the tower sees something."""
         return len(self._waiting) + (self._looked_at is not None)
 
-    def submit(self, request: EngineRequest, grammar: CompiledGrammar | None) -> None:
-        """Let a request wait for its pictures."""
-        self._waiting[request.request_id] = request, grammar
-        for use in request.pictures:
-            self._want(request, use)
+    def submit(self, arrival: Arrival) -> None:
+        """Let a request wait for its pictures: it waits for nothing else then, so that these are
+        there as long as it is.
+        """
+        self._waiting[arrival.request.request_id] = arrival
+        for use in arrival.request.pictures:
+            self._want(arrival.request, use)
 
     def _want(self, request: EngineRequest, use: PictureUse) -> None:
         if use.name in self._kept:
@@ -114,14 +113,13 @@ class Pictures:
         found = self._waiting.get(request_id)
         if found is None:
             return None
-        request, grammar = found
-        rest = request.without(index)
+        rest = found.request.without(index)
         if rest is None:
             del self._waiting[request_id]
             self._forget_unwanted()
         else:
-            self._waiting[request_id] = rest, grammar
-        return request
+            self._waiting[request_id] = found._replace(request=rest)
+        return found.request
 
     def bring(
         self, name: bytes, data: bytes, *, is_first: bool = False, is_last: bool = False
@@ -154,10 +152,10 @@ class Pictures:
 
     def ready(self) -> Iterator[Shown]:
         """Who waits no longer."""
-        for name, (request, grammar) in list(self._waiting.items()):
-            if all(use.name in self._kept for use in request.pictures):
+        for name, arrival in list(self._waiting.items()):
+            if all(use.name in self._kept for use in arrival.request.pictures):
                 del self._waiting[name]
-                yield Shown(request, grammar)
+                yield Shown(arrival)
 
     def advance(self, patience: float) -> Iterator[Shown]:
         """Let the tower see for a slice, which is longer where the loop has no steps to go on with:
@@ -225,15 +223,16 @@ class Pictures:
 
     def _refuse(self, name: bytes, why: str) -> Iterator[Shown]:
         self._coming.pop(name, None)
-        for request_id, (request, grammar) in list(self._waiting.items()):
-            if any(use.name == name for use in request.pictures):
+        for request_id, arrival in list(self._waiting.items()):
+            if any(use.name == name for use in arrival.request.pictures):
                 del self._waiting[request_id]
-                yield Shown(request, grammar, f"a picture cannot be used: {why}")
+                yield Shown(arrival, f"a picture cannot be used: {why}")
         self._forget_unwanted()
 
     def _forget_unwanted(self) -> None:
         """Pictures that nobody waits for, and that the tower does not see, are not to come."""
-        names = {use.name for request, _ in self._waiting.values() for use in request.pictures}
+        waiting = (one.request for one in self._waiting.values())
+        names = {use.name for request in waiting for use in request.pictures}
         for name in self._coming.keys() - names - {self._looked_at}:
             del self._coming[name]
 
@@ -251,7 +250,7 @@ class Pictures:
     def _shown(self) -> set[bytes]:
         """The names of pictures that somebody computes with, or is going to."""
         live = (group.request for group in self._lifecycle.live.values())
-        waiting = (request for request, _ in self._waiting.values())
+        waiting = (one.request for one in self._waiting.values())
         return {use.name for request in (*live, *waiting) for use in request.pictures}
 
     def _forget(self, name: bytes) -> None:

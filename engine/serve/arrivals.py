@@ -1,4 +1,4 @@
-"""Requests before they come to the scheduler: behind grammars, blocks on disk, pictures, adapters.
+"""Requests before they come to the scheduler: behind grammars, blocks on disk, adapters, pictures.
 
 Grammars are compiled, and blocks and adapters read, in threads beside the engine's loop; pictures
 are seen between its steps. Whoever waits for none of these comes in at once.
@@ -49,7 +49,7 @@ class Arrivals:
 
     @property
     def _rooms(self) -> list[Grammars | Keeper | Pictures | Adapters]:
-        rooms = (self._grammars, self.keeper, self.pictures, self.adapters)
+        rooms = (self._grammars, self.keeper, self.adapters, self.pictures)
         return [room for room in rooms if room is not None]
 
     @property
@@ -137,27 +137,8 @@ class Arrivals:
     def _behind_blocks(
         self, request: EngineRequest, grammar: CompiledGrammar | None
     ) -> list[TokenDelta]:
-        if not request.pictures:
-            return self._behind_all(request, grammar)
-        assert self.pictures is not None, "the door has refused it"
-        self.pictures.submit(request, grammar)
-        return self._behind_pictures(self.pictures.ready())
-
-    def _behind_pictures(self, shown: Iterable[Shown]) -> list[TokenDelta]:
-        deltas: list[TokenDelta] = []
-        for request, grammar, error in shown:
-            if error is None:
-                deltas += self._behind_all(request, grammar)
-            else:
-                deltas += ends_of(request, "error", error)
-        return deltas
-
-    def _behind_all(
-        self, request: EngineRequest, grammar: CompiledGrammar | None
-    ) -> list[TokenDelta]:
-        """Whoever has an adapter waits for that last: it is held from then on."""
         if request.adapter is None:
-            return list(map(last_delta, self._add(request, grammar, [])))
+            return self._behind_adapters(Arrival(request, grammar, []))
         assert self.adapters is not None, "the door has refused it"
         self.adapters.submit(request, grammar)
         return self._let_in(self.adapters.advance(0.0))
@@ -166,10 +147,26 @@ class Arrivals:
         deltas: list[TokenDelta] = []
         for one in arrivals:
             if isinstance(one, Arrival):
-                ended = self._add(*one)
+                deltas += self._behind_adapters(one)
             else:
                 for request in one.requests:
                     deltas += ends_of(request, "error", one.error)
-                ended = one.ended
-            deltas += map(last_delta, ended)
+                deltas += map(last_delta, one.ended)
+        return deltas
+
+    def _behind_adapters(self, arrival: Arrival) -> list[TokenDelta]:
+        """Whoever shows pictures waits for these last: they are there only for who shows them."""
+        if not arrival.request.pictures:
+            return list(map(last_delta, self._add(*arrival)))
+        assert self.pictures is not None, "the door has refused it"
+        self.pictures.submit(arrival)
+        return self._behind_pictures(self.pictures.ready())
+
+    def _behind_pictures(self, shown: Iterable[Shown]) -> list[TokenDelta]:
+        deltas: list[TokenDelta] = []
+        for arrival, error in shown:
+            if error is None:
+                deltas += map(last_delta, self._add(*arrival))
+            else:
+                deltas += ends_of(arrival.request, "error", error)
         return deltas
