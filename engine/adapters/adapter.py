@@ -13,6 +13,7 @@ from engine.adapters.memory import Image
 from engine.api import EngineRequest
 from engine.grammar.compiled import CompiledGrammar
 from engine.sequences.sequence import Sequence
+from engine.system.delivery import Delivery
 
 
 class Arrival(NamedTuple):
@@ -41,9 +42,7 @@ class Adapter:
     waiting: OrderedDict[str, tuple[EngineRequest, CompiledGrammar | None]] = field(
         default_factory=OrderedDict
     )
-    heard_at: float | None = None
-    """When the service was asked for it, or has brought some of it, until it is here."""
-    pieces: list[bytes] = field(default_factory=list)
+    delivery: Delivery = field(default_factory=Delivery)
     reading: Future[Image] | None = None
     image: Image | None = None
     loading: Loading | None = None
@@ -67,14 +66,15 @@ class Adapter:
     @property
     def is_idle(self) -> bool:
         """Whether nothing of it is on its way either."""
-        is_coming = self.heard_at is not None or self.loading or self.reading or self.gathered
+        is_coming = self.delivery.is_coming or self.loading or self.reading or self.gathered
         return not (self.is_wanted or is_coming)
 
     def give_up(self) -> list[EngineRequest]:
         """It does not come; returns who has waited for it."""
         requests = [request for request, _ in self.waiting.values()]
         self.waiting.clear()
-        self.is_lacking, self.heard_at, self.pieces = False, None, []
+        self.is_lacking = False
+        self.delivery.stop()
         return requests
 
 

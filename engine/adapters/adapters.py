@@ -30,8 +30,6 @@ from engine.schedule.scheduler import Scheduler
 from engine.system.fair_threads import FairThreads
 
 _log = logging.getLogger(__name__)
-_PATIENCE_SECONDS: Final = 60.0
-"""For the service to bring an adapter, or to go on with one."""
 _MOMENT_SECONDS: Final = 0.001
 """For threads, while nothing could be computed."""
 _TURNS: Final = 3
@@ -122,23 +120,16 @@ class Adapters:
     ) -> None:
         """Take over a piece of an adapter: its configuration first, then its weights."""
         one = self._busy.get(name)
-        if one is None or one.heard_at is None:
-            return  # nobody waits for it any more
-        if is_first:
-            one.pieces = []
-        elif not one.pieces:
-            return  # of what was to come before
-        one.pieces.append(data)
-        one.heard_at = time.monotonic()
-        if is_last:
-            reading = partial(read, self._model, one.pieces)
-            one.pieces, one.heard_at = [], None
-            one.reading = self._readers.submit(one.tenant, reading)
+        if one is None:
+            return
+        pieces = one.delivery.take(data, is_first=is_first, is_last=is_last)
+        if pieces is not None:
+            one.reading = self._readers.submit(one.tenant, partial(read, self._model, pieces))
 
     def lack(self, name: bytes, why: str) -> Iterator[Refusal]:
         """The service cannot bring an adapter: who waits for it waits no longer."""
         one = self._busy.get(name)
-        if one is not None and one.heard_at is not None:
+        if one is not None and one.delivery.is_coming:
             yield from self._refuse(one, why)
 
     def states(self, names: Iterable[bytes]) -> list[AdapterState | None]:
@@ -240,15 +231,14 @@ class Adapters:
         if one.loading is not None:
             if one.loading.written.done():
                 yield from self._land(one, one.loading)
-        elif one.heard_at is None and one.reading is None and not one.is_wanted:
+        elif not (one.delivery.is_coming or one.reading or one.is_wanted):
             self._pool.release(self._take_gathered(one))
         elif one.image is not None:
             yield from self._load(one, one.image)
-        elif one.reading is None and one.heard_at is None:
+        elif not (one.reading or one.delivery.is_coming):
             self.wanted.append(one.name)
-            one.heard_at = time.monotonic()
-            one.figures.asked_at = one.heard_at
-        elif one.heard_at is not None and time.monotonic() - one.heard_at > _PATIENCE_SECONDS:
+            one.figures.asked_at = one.delivery.ask()
+        elif one.delivery.is_late:
             yield from self._refuse(one, "it does not come")
 
     def _found(self, one: Adapter) -> list[int | None]:

@@ -19,11 +19,10 @@ from engine.adapters.adapter import Arrival
 from engine.api import EngineRequest, PictureUse, TenantShare
 from engine.pictures.sight import Sight
 from engine.schedule.scheduler import Scheduler
+from engine.system.delivery import Delivery
 from engine.system.turns import Turns
 
 _log = logging.getLogger(__name__)
-_PATIENCE_SECONDS: Final = 60.0
-"""For the service to bring a picture, or to go on with one."""
 _ALONE_SECONDS: Final = 0.05
 """A slice where nothing else is to be computed: messages are looked for as often."""
 _SHARE: Final = 0.5
@@ -45,9 +44,9 @@ class _Coming:
     tenant: str
     share: TenantShare
     token_ids: list[int]
-    heard_at: float | None
-    """When the service was asked for it, or has brought some of it, until it is here."""
-    pieces: list[bytes] = field(default_factory=list)
+    delivery: Delivery = field(default_factory=Delivery)
+    pieces: list[bytes] | None = None
+    """All of it, once it is here, until the tower sees it."""
 
 
 class _Kept(NamedTuple):
@@ -104,8 +103,8 @@ class Pictures:
             self._kept.move_to_end(use.name)
         elif use.name not in self._coming:
             token_ids = request.prompt[use.start : use.end]
-            of = request.tenant, request.share
-            self._coming[use.name] = _Coming(*of, token_ids, time.monotonic())
+            one = self._coming[use.name] = _Coming(request.tenant, request.share, token_ids)
+            one.delivery.ask()
             self.wanted.append(use.name)
 
     def abort(self, request_id: str, index: int | None) -> EngineRequest | None:
@@ -126,21 +125,17 @@ class Pictures:
     ) -> None:
         """Take over a piece of a picture: its header first, then its arrays."""
         one = self._coming.get(name)
-        if one is None or one.heard_at is None:
-            return  # nobody waits for it any more
-        if is_first:
-            one.pieces = []
-        elif not one.pieces:
-            return  # of what was to come before
-        one.pieces.append(data)
-        one.heard_at = None if is_last else time.monotonic()
-        if is_last:
+        if one is None:
+            return
+        pieces = one.delivery.take(data, is_first=is_first, is_last=is_last)
+        if pieces is not None:
+            one.pieces = pieces
             self._here.add(one.tenant, name)
 
     def lack(self, name: bytes, why: str) -> Iterator[Shown]:
         """The service cannot bring a picture: who waits for it waits no longer."""
         one = self._coming.get(name)
-        if one is not None and one.heard_at is not None:
+        if one is not None and one.delivery.is_coming:
             yield from self._refuse(name, why)
 
     def forget_tenant(self, tenant: str) -> None:
@@ -174,7 +169,7 @@ class Pictures:
                 yield from self._take(self._looked_at)
         self._rested_at = time.monotonic()
         for name, one in list(self._coming.items()):
-            if one.heard_at is not None and began - one.heard_at > _PATIENCE_SECONDS:
+            if one.delivery.is_late:
                 yield from self._refuse(name, "it does not come")
         yield from self.ready()
 
@@ -188,12 +183,12 @@ class Pictures:
         while (turn := self._here.take()) is not None:
             tenant, name = turn
             one = self._coming.get(name)
-            if one is None or one.heard_at is not None:
+            if one is None or one.pieces is None:
                 self._here.end(tenant)  # nobody waits for it any more, or it is to come again
                 continue
-            pieces, one.pieces = one.pieces, []
             self._looked_at = name
-            self._sight.begin(pieces, one.token_ids)
+            self._sight.begin(one.pieces, one.token_ids)
+            one.pieces = None
             return
 
     def _take(self, name: bytes) -> Iterator[Shown]:

@@ -22,7 +22,6 @@ class ModelPictures:
     """See `engine.pictures.sight.Sight`."""
 
     def __init__(self, model: PagedModel, tower: Tower) -> None:
-        self.token_id = tower.token_id
         self._seen = model.seen
         self._tower = tower
         self._slices: Slices[Seen] = Slices()

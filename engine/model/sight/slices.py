@@ -25,11 +25,6 @@ class Slices(Generic[T]):
         self._result: T | BaseException | None = None
         self._thread: threading.Thread | None = None
 
-    @property
-    def is_busy(self) -> bool:
-        """Whether there is work that is not done."""
-        return self._work is not None
-
     def begin(self, work: Callable[[], T]) -> None:
         """Take work, which `run` does: one at a time."""
         assert self._work is None, "there is work"
