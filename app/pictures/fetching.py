@@ -58,10 +58,10 @@ class Fetcher:
         if parts.scheme != "https":
             raise BadPicture("must be a data: URL, or an https: one")
         if not self._hosts:
-            raise BadPicture("pictures of the web are not fetched here: send a data: URL")
+            raise BadPicture("is of the web, and pictures are not fetched here: send a data: URL")
         host = (parts.hostname or "").lower()
         if host not in self._hosts:
-            raise BadPicture("pictures are not fetched from this host: send a data: URL")
+            raise BadPicture("cannot be fetched from this host: send a data: URL")
         if parts.username is not None:
             raise BadPicture("must be a URL without a name and a password")
         try:
@@ -110,7 +110,7 @@ class _Checked(httpcore.AsyncNetworkBackend):
         """See `httpcore`. Raises `BadPicture` for a host that has an address which is private."""
         addresses = await self._resolve(host)
         if not addresses or not all(map(_is_public, addresses)):
-            raise BadPicture("pictures are not fetched from addresses that are not public")
+            raise BadPicture("is at an address that is not public")
         address = next(iter(addresses))
         return await self._sockets.connect_tcp(address, port, timeout, *options, **others)
 

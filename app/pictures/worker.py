@@ -10,6 +10,7 @@ import logging
 import os
 import resource
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
@@ -89,10 +90,11 @@ def _answer(
 
 
 def _limit_memory() -> None:
-    """What it may map beside what it has."""
-    pages = int(Path("/proc/self/statm").read_text().split()[0])
-    most = pages * resource.getpagesize() + _ROOM_BYTES
-    resource.setrlimit(resource.RLIMIT_AS, (most, most))
+    """What it may map beside what it has, where the system tells what that is."""
+    with suppress(OSError):
+        pages = int(Path("/proc/self/statm").read_text().split()[0])
+        most = pages * resource.getpagesize() + _ROOM_BYTES
+        resource.setrlimit(resource.RLIMIT_AS, (most, most))
 
 
 if __name__ == "__main__":

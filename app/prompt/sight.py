@@ -145,5 +145,4 @@ def _digest(data: bytes) -> bytes:
 
 def refused(picture: Picture, why: str) -> ApiError:
     """An error for a picture that cannot be shown to the model."""
-    colon = ":" if why.startswith("pictures") else ""
-    return invalid_request(f"'{picture.param}'{colon} {why}.", picture.param, _CODE)
+    return invalid_request(f"'{picture.param}' {why}.", picture.param, _CODE)

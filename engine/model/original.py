@@ -16,7 +16,7 @@ from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
 
 from engine.api import UnsupportedModel
 from engine.config import EngineConfig
-from engine.model.checkpoints.build import build_model, find_checkpoint
+from engine.model.checkpoints.build import Checkpoint, build_model, find_checkpoint
 from engine.model.checkpoints.coded_experts import coded_parameters
 from engine.model.checkpoints.coded_linear import CodedLinear
 from engine.model.checkpoints.plain import read_plain
@@ -82,10 +82,16 @@ def _loaded(config: EngineConfig, device: torch.device, keeps_codes: bool) -> Or
     dtype = choose_dtype(config, device)
     # Anew each time: whoever reads codes takes from it what says so.
     whole = _configuration(config.model_path)
+    folder = Path(config.model_path)
     with reading(config.model_path):
-        model, quantized_by = _read(Path(config.model_path), whole, device, dtype, keeps_codes)
+        checkpoint = find_checkpoint(folder, whole)
+        sees = checkpoint is None and whole.model_type in SIGHTED
+        if checkpoint is None:
+            model, quantized_by = _read_plain(folder, device, dtype, sees=sees), None
+        else:
+            model, quantized_by = _read(folder, whole, checkpoint, device, dtype, keeps_codes)
     text, tower = whole.get_text_config(), None
-    if whole.model_type in SIGHTED:
+    if sees:
         model, tower = split(model)
         text = model.config
     eager = EagerDecoder(model, config.max_context_tokens)
@@ -98,22 +104,27 @@ def _configuration(folder: str) -> PretrainedConfig:
     return found
 
 
+def _read_plain(
+    folder: Path, device: torch.device, dtype: torch.dtype, *, sees: bool
+) -> PreTrainedModel:
+    """A model whose weights are no codes; of one that sees, with its tower."""
+    plain = read_plain(folder, dtype, sees=sees)
+    if not all(map(_has_even_rows, plain.modules())):
+        plain.set_experts_implementation("eager")
+    return plain.to(device)
+
+
 def _read(
     folder: Path,
     whole: PretrainedConfig,
+    checkpoint: Checkpoint,
     device: torch.device,
     dtype: torch.dtype,
     keeps_codes: bool,
 ) -> tuple[PreTrainedModel, str | None]:
-    """The model, and by what method its products are quantized, if they stay in codes."""
-    checkpoint, sees = find_checkpoint(folder, whole), whole.model_type in SIGHTED
-    if sees and checkpoint is not None:
-        raise UnsupportedModel(f"{folder}: a model that sees, with weights in codes, is not served")
-    if checkpoint is None:
-        plain = read_plain(folder, dtype, sees=sees)
-        if not all(map(_has_even_rows, plain.modules())):
-            plain.set_experts_implementation("eager")
-        return plain.to(device), None
+    """The model, and by what method its products are quantized, if they stay in codes. Of one that
+    sees that is the text's part.
+    """
     model = build_model(folder, whole, checkpoint, dtype, keeps_codes)
     num_coded = sum(map(_is_coded, model.modules()))
     if not num_coded:
