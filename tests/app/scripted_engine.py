@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import AsyncIterator, Mapping, Sequence
+from itertools import takewhile
 
 from msgspec import structs
 from transformers import PreTrainedTokenizerBase
@@ -24,7 +25,7 @@ from engine.api import (
     TokenDelta,
     TokenLogprobs,
 )
-from engine.blocks.hashing import Extras, block_hashes, extras_for
+from engine.blocks.hashing import Extras, block_hashes
 from engine.client import FleetFigures, Source, bring_nothing
 from engine.validation import check_request
 
@@ -360,17 +361,12 @@ class ScriptedEngine:
         ]
 
     def _look_up(self, request: EngineRequest) -> int:
-        findable = request.prompt[: request.cache.up_to]
-        hashes = block_hashes(findable, BLOCK_SIZE, request.namespaces, _extras(request))
-        hits = 0
-        while hits < len(hashes) and hashes[hits] in self.cached:
-            hits += 1
+        hits = len(list(takewhile(self.cached.__contains__, _hashes(request, request.prompt))))
         self._register(request, request.prompt)
         return min(hits * BLOCK_SIZE, len(request.prompt) - 1)
 
     def _register(self, request: EngineRequest, token_ids: list[int]) -> None:
-        findable = token_ids[: request.cache.up_to]
-        for block in block_hashes(findable, BLOCK_SIZE, request.namespaces, _extras(request)):
+        for block in _hashes(request, token_ids):
             self.cached.setdefault(block, request.tenant)
 
     def _scripts(self, request: EngineRequest) -> list[list[int]]:
@@ -399,5 +395,6 @@ class ScriptedEngine:
             aborted.cancel()
 
 
-def _extras(request: EngineRequest) -> Extras:
-    return extras_for(b"", None, len(request.prompt), None, request.pictures)
+def _hashes(request: EngineRequest, token_ids: list[int]) -> list[bytes]:
+    findable, extras = token_ids[: request.cache.up_to], Extras(pictures=request.pictures)
+    return block_hashes(findable, BLOCK_SIZE, request.namespaces, extras)

@@ -18,8 +18,10 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 Pause = Callable[[], None]
 
 _ATTENTION: Final = "partywall_pausing"
-_MOST_PRODUCTS: Final = 1 << 30
-"""Multiplications between two pauses, about: some milliseconds."""
+_MOST_PRODUCTS: Final = 1 << 28
+"""Multiplications between two pauses, about: few milliseconds, and twenty on a slow machine. The
+same on all, and at any time, or the same picture would be rounded otherwise when it is seen again.
+"""
 
 
 def let_pause(tower: PreTrainedModel, pause: Pause) -> None:

@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from app.pictures.picture import BadPicture, Detail, Look
 from engine.api import EngineRequest, PictureHeader, PictureInput
-from tests.app.conftest import World, byte_tokenizer
+from tests.app.conftest import MODEL, World, byte_tokenizer
 from tests.app.scripted_engine import ScriptedEngine
 
 IMAGE = "<image>"
@@ -26,6 +26,12 @@ TEMPLATE = (
 HELLO = b"3 hello"
 CAT = b"5 a cat"
 """Pictures, as these eyes see them: of so many tokens."""
+THREE, FIVE = f"<|mark|>{IMAGE * 3}<|mark|>", f"<|mark|>{IMAGE * 5}<|mark|>"
+"""And what stands for them in prompts."""
+
+
+async def respond(world: World, **fields: Any) -> Any:
+    return await world.client().responses.create(**{"model": MODEL, **fields})
 
 
 class ScriptedEyes:

@@ -16,24 +16,22 @@ from tests.app.messages.asking import create as create_message
 from tests.app.messages.asking import stream as stream_message
 from tests.app.seeing.conftest import (
     CAT,
+    FIVE,
     HELLO,
+    THREE,
     ScriptedEyes,
     asked,
     brought,
     input_image,
     input_text,
     prompt,
+    respond,
     shown,
     url,
     user,
 )
 
-THREE, FIVE = f"<|mark|>{'<image>' * 3}<|mark|>", f"<|mark|>{'<image>' * 5}<|mark|>"
 CALL = {"type": "function_call", "call_id": "c1", "name": "look", "arguments": "{}"}
-
-
-async def respond(world: World, **fields: Any) -> Any:
-    return await world.client().responses.create(**{"model": MODEL, **fields})
 
 
 def image_url(data: bytes, **fields: Any) -> dict[str, Any]:

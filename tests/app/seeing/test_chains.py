@@ -16,22 +16,19 @@ from tests.app.responses.test_resume import rest_by_sse
 from tests.app.scripted_engine import ScriptedEngine
 from tests.app.seeing.conftest import (
     CAT,
+    FIVE,
     HELLO,
+    THREE,
     asked,
     brought,
     input_image,
     input_text,
     prompt,
+    respond,
     shown,
     url,
     user,
 )
-
-THREE, FIVE = f"<|mark|>{'<image>' * 3}<|mark|>", f"<|mark|>{'<image>' * 5}<|mark|>"
-
-
-async def respond(world: World, **fields: Any) -> Any:
-    return await world.client().responses.create(**{"model": MODEL, **fields})
 
 
 async def test_a_later_turn_shows_what_was_shown_before(world: World) -> None:
