@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import groupby
 
 from engine.api import EngineInfo, EngineRequest, Grammar, RequestRefused
 
@@ -187,6 +188,17 @@ def _check_pictures(request: EngineRequest, info: EngineInfo) -> None:
         if info.picture_token_id not in request.prompt[use.start : use.end]:
             raise RequestRefused("a picture has tokens that stand for it", "pictures")
         end = use.end
+        longest = _longest_run(request.prompt[use.start : use.end], info.picture_token_id)
+        if info.has_mutual_pictures and longest > info.step_tokens - info.max_running_sequences:
+            raise RequestRefused(
+                f"a picture has {longest} tokens, which are computed in one step: step_token_budget"
+                " is to have as many more than max_running_requests",
+                "pictures",
+            )
+
+
+def _longest_run(token_ids: list[int], token_id: int | None) -> int:
+    return max(len(list(run)) for one, run in groupby(token_ids) if one == token_id)
 
 
 def _check_generated(request: EngineRequest, info: EngineInfo) -> None:

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from kernels import backends
 from kernels.backends import Backend
+from kernels.reference import attention as reference
 from kernels.types import AttentionBatch, AttentionShape
 
 
@@ -55,10 +56,13 @@ def attend(
     capped. With `value_dim`, which is less than head_dim, `kv` holds latents: a value is so many
     first dimensions of its key, and the result is [num_tokens, num_heads, value_dim]. Compiled
     kernels read the run of each of `batch.groups` once for all its members, unless a window or a
-    chunk is set. Blocks in front of all that a sequence's queries see are not read.
+    chunk is set. Blocks in front of all that a sequence's queries see are not read. What
+    `batch.mutual` says of some queries is computed in plain torch, as they are few.
     """
     assert sinks is None or (sinks.dtype, sinks.shape) == (torch.float32, query.shape[1:2])
     room = backends.room("attention", query.device, backend)
     options = scale, sliding_window, softcap, chunk, sinks, value_dim
     result: Tensor = room.attend(query, kv, batch, *options, output)
+    if batch.mutual and (sliding_window is not None or not batch.mutual_in_windows):
+        reference.attend_mutually(query, kv, batch, *options, result)
     return result

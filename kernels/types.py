@@ -44,6 +44,20 @@ class Chunk(NamedTuple):
     context_len: int
 
 
+class Mutual(NamedTuple):
+    """Queries of one sequence, side by side, that see each other: all keys up to the last one's."""
+
+    row: int
+    """Of the batch."""
+    first_token: int
+    """The first of them among the packed tokens."""
+    num_queries: int
+    position: int
+    """Of the first of them in its sequence."""
+    end: int
+    """Behind the last key that they see."""
+
+
 @dataclass(frozen=True, slots=True)
 class AttentionBatch:
     """One step's packed batch; all tensors lie on the compute device.
@@ -64,6 +78,10 @@ class AttentionBatch:
     chunks: tuple[Chunk, ...] | None = None
     """Every sequence with several queries, for the host to plan by. `None` where nobody said: then
     whoever plans reads the tensors, and waits for the device."""
+    mutual: tuple[Mutual, ...] = ()
+    """The queries that see more than those before them, in the host's memory."""
+    mutual_in_windows: bool = False
+    """Whether they do in layers with a window only."""
 
     @classmethod
     def of_one(cls, query_len: int, context_len: int, block_size: int) -> AttentionBatch:

@@ -17,7 +17,10 @@ from engine.api import PictureHeader, PictureInput
 
 Array = np.ndarray[Any, Any]
 
-_INPUTS: Final = ("pixel_values", "pixel_attention_mask", "image_grid_thw", "image_sizes")
+_INPUTS: Final = (
+    *("pixel_values", "pixel_attention_mask", "image_grid_thw", "image_sizes"),
+    "image_position_ids",
+)
 """What towers are given, of all that processors make."""
 _MASKS: Final = ("pixel_attention_mask",)
 _DIGEST_BYTES: Final = 32
@@ -34,8 +37,10 @@ class Processor:
         tokenizer = AutoTokenizer.from_pretrained(folder)
         image_processor = AutoImageProcessor.from_pretrained(folder, backend="pil")
         parts = {"image_processor": image_processor, "tokenizer": tokenizer}
-        if "video_processor" in kind.get_attributes():
-            parts["video_processor"] = None
+        for other in {"video_processor", "feature_extractor"}.intersection(kind.get_attributes()):
+            parts[other] = None
+        if getattr(image_processor, "do_pan_and_scan", None):
+            image_processor.do_pan_and_scan = False  # it writes words around its crops
         self._processor: Any = kind(**parts, **_options(folder))
         self._tokenizer: Any = tokenizer
 
@@ -47,13 +52,20 @@ class Processor:
         )
         inputs = {name: _input(name, made[name]) for name in _INPUTS if name in made}
         look = Look(
-            token_ids=tuple(np.asarray(made["input_ids"][0]).tolist()),
+            token_ids=tuple(self._own_tokens(np.asarray(made["input_ids"][0]).tolist())),
             digest=digest_of(inputs),
             width=image.width,
             height=image.height,
             num_input_bytes=sum(array.nbytes for array in inputs.values()),
         )
         return look, inputs
+
+    def _own_tokens(self, token_ids: list[int]) -> list[int]:
+        """Without what sets Gemma 3's pictures apart: see `app.prompt.picture_style`."""
+        if not hasattr(self._processor, "full_image_sequence"):
+            return token_ids
+        end = len(token_ids) - token_ids[::-1].index(self._tokenizer.eoi_token_id)
+        return token_ids[token_ids.index(self._tokenizer.boi_token_id) : end]
 
 
 def header_of(inputs: dict[str, Array]) -> PictureHeader:

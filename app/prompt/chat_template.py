@@ -370,14 +370,15 @@ class ChatTemplate:
         )
         try:
             try:
-                return str(write(tools=described))
+                said = str(write(tools=described))
             except TypeError:
                 if described is not None:
                     raise
-                return str(write(tools=[]))  # some go through a list whether there is one or not
+                said = str(write(tools=[]))  # some go through a list whether there is one or not
         except REFUSALS as error:
             message = f"The model's chat template refuses these messages: {error}"
             raise invalid_request(message, param) from error
+        return self.pictures.set_apart(said)
 
     def _told(self, options: TemplateOptions) -> dict[str, Any]:
         """What the template is told by name. Raises `ApiError` naming what cannot be."""

@@ -1,8 +1,9 @@
 """How a model's chat template writes pictures, and where they lie in the tokens of a prompt.
 
 A template writes a placeholder, one token, for each part of a message that is a picture. In its
-place come the tokens that the picture has, one picture after the other. Nobody's text can hold the
-placeholder (`app.prompt.plain_text`).
+place come the tokens that the picture has, one picture after the other. Most have the token that
+stands for pictures there; Gemma 3's writes the one that begins them, which its processor sets apart
+by empty lines. Nobody's text can hold either (`app.prompt.plain_text`).
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from app.wire.errors import ApiError, invalid_request
 from app.wire.functions import PLACE, Detail, Picture
 
 _TRIED: Final = "tried words"
+_APART: Final = "\n\n"
 
 
 class Shown(msgspec.Struct, frozen=True, kw_only=True):
@@ -53,7 +55,29 @@ class PictureStyle:
         """What nobody may spell."""
         if self.token_id is None:
             return frozenset()
-        return frozenset([str(self._tokenizer.convert_ids_to_tokens(self.token_id))])
+        return frozenset([self._own, self._placeholder])
+
+    @cached_property
+    def _own(self) -> str:
+        """The token that stands for pictures."""
+        return str(self._tokenizer.convert_ids_to_tokens(self.token_id))
+
+    @cached_property
+    def _placeholder(self) -> str:
+        """What the template writes for a picture."""
+        first = str(getattr(self._tokenizer, "boi_token", None) or self._own)
+        said = self._rendered([{"type": "image"}])
+        return first if first in said and self._own not in said else self._own
+
+    @cached_property
+    def _placeholder_id(self) -> int:
+        return int(self._tokenizer.convert_tokens_to_ids(self._placeholder))
+
+    def set_apart(self, said: str) -> str:
+        """What the template has said, as it is tokenized."""
+        if self.token_id is None or self._placeholder == self._own:
+            return said
+        return said.replace(self._placeholder, f"{_APART}{self._placeholder}{_APART}")
 
     @cached_property
     def wants_parts(self) -> bool:
@@ -80,13 +104,13 @@ class PictureStyle:
         found, at = list[int](), 0
         for picture in pictures:
             try:
-                place = ids.index(self.token_id, at)
+                place = ids.index(self._placeholder_id, at)
             except ValueError:
                 break
             found += ids[at:place]
             found += picture.token_ids
             at = place + 1
-        if self.token_id in ids[at:]:
+        if self._placeholder_id in ids[at:]:
             raise _unwritten(pictures[-1])
         return [*found, *ids[at:]]
 
@@ -94,7 +118,7 @@ class PictureStyle:
         """Raise `ApiError` where the template has not written a placeholder for each picture."""
         if not pictures:
             return
-        if self.token_id is None or ids.count(self.token_id) != len(pictures):
+        if self.token_id is None or ids.count(self._placeholder_id) != len(pictures):
             raise _unwritten(pictures[0])
 
     def shown(
@@ -118,13 +142,15 @@ class PictureStyle:
             )
 
     def _writes(self, content: Any) -> bool:
+        return _TRIED in self._rendered(content)
+
+    def _rendered(self, content: Any) -> str:
+        """What a user's `content` becomes; empty where the template refuses it."""
+        message = {"role": "user", "content": content}
         try:
-            said = self._tokenizer.apply_chat_template(
-                [{"role": "user", "content": content}], tokenize=False
-            )
+            return str(self._tokenizer.apply_chat_template([message], tokenize=False))
         except (TemplateError, TypeError, ValueError, KeyError):
-            return False
-        return _TRIED in str(said)
+            return ""
 
 
 def behind_cut(pictures: Iterable[Shown], begin: int, end: int, moved_by: int) -> Iterator[Shown]:

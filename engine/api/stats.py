@@ -49,6 +49,8 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     and of experts whose parameter it is. None where no adapters are served."""
     picture_token_id: int | None = None
     """What stands for a picture in prompts; `None`: the model sees none."""
+    has_mutual_pictures: bool = False
+    """Whether such tokens, side by side, see each other, and are computed in one step."""
     logit_error: float = 0.0
     """How far logits are from the original model's on a few tokens, relatively."""
 

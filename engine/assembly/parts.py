@@ -128,7 +128,9 @@ def _with_step_size(config: EngineConfig, model: PagedModel, fingerprint: bytes)
         return with_step_size(config, model.device)
     measure = partial(calibrate_steps, model, context_limit(config, model))
     tokens = measured_step_tokens(config, fingerprint.hex(), measure)
-    return with_step_size(config, model.device, tokens)
+    tower = model.weights.tower
+    together = 0 if tower is None or tower.mutual is None else tower.mutual.num_tokens
+    return with_step_size(config, model.device, tokens, together)
 
 
 def _kv_memory_bytes(
@@ -195,6 +197,7 @@ def _info(
     num_blocks: int,
     block_bytes: int,
 ) -> EngineInfo:
+    tower = model.weights.tower
     info = EngineInfo(
         model=config.model_path,
         device=str(model.device),
@@ -214,7 +217,8 @@ def _info(
         rotary_switch=model.weights.rotary_switch,
         limits_prompts=model.weights.limits_prompts,
         linears=shapes(model.linears),
-        picture_token_id=None if model.weights.tower is None else model.weights.tower.token_id,
+        picture_token_id=None if tower is None else tower.token_id,
+        has_mutual_pictures=tower is not None and tower.mutual is not None,
         logit_error=model.logit_error,
     )
     most = min(info.max_context_tokens, info.longest(info.memory_pages))

@@ -20,7 +20,15 @@ from engine.batch.states import state_runs
 from engine.blocks.table import BlockTable
 from engine.sequences.plan import ScheduledChunk, StepPlan
 from kernels.prefix_groups import GroupFinder, GroupingRule, HostGroups, Integers
-from kernels.types import AdaptedRows, Adapter, AttentionBatch, Chunk, PrefixGroups, StateRuns
+from kernels.types import (
+    AdaptedRows,
+    Adapter,
+    AttentionBatch,
+    Chunk,
+    Mutual,
+    PrefixGroups,
+    StateRuns,
+)
 
 _SPARE = 16
 _Part = tuple[Sequence[int], int, int, Sequence[int] | Integers]
@@ -184,13 +192,10 @@ class BatchBuilder:
         ]
         batch = pack(parts, rows, self._block_size, self._device, self._group)
         states = state_runs(chunks, self._block_size) if self._has_states else None
-        return replace(
-            batch,
-            is_long=self._is_long(chunks),
-            states=states,
-            adapted=self._adapted(places),
-            seen=None if self._pictures is None else self._pictures.find(places, batch.positions),
+        batch = replace(
+            batch, is_long=self._is_long(chunks), states=states, adapted=self._adapted(places)
         )
+        return batch if self._pictures is None else _showing(batch, self._pictures, places)
 
     def _adapted(self, places: Sequence[tuple[ScheduledChunk, int]]) -> tuple[AdaptedRows, ...]:
         """The rows of each adapter, given chunks and their first rows."""
@@ -288,6 +293,34 @@ def _chunks(starts: Integers, counts: Integers, contexts: Integers) -> tuple[Chu
     return tuple(map(Chunk, *(column.tolist() for column in columns)))
 
 
+def _showing(
+    batch: Batch, pictures: PictureRows, places: Sequence[tuple[ScheduledChunk, int]]
+) -> Batch:
+    """A batch, on the host, with what its rows show, given chunks and their first rows."""
+    seen = pictures.find(places, batch.positions)
+    if seen is None or not seen.mutual:
+        return replace(batch, seen=seen)
+    starts = batch.attention.query_starts.numpy()
+    rows = np.searchsorted(starts, [one.first_token for one in seen.mutual], "right") - 1
+    attention = replace(
+        batch.attention,
+        mutual=tuple(
+            one._replace(row=int(row)) for one, row in zip(seen.mutual, rows, strict=True)
+        ),
+        mutual_in_windows=pictures.mutual is not None and pictures.mutual.in_windows,
+    )
+    return replace(batch, attention=attention, seen=seen)
+
+
+def one_by_one(mutual: Sequence[Mutual]) -> tuple[Mutual, ...]:
+    """The same queries, each for itself: what one gets does not depend on how many are computed."""
+    return tuple(
+        one._replace(first_token=one.first_token + at, num_queries=1, position=one.position + at)
+        for one in mutual
+        for at in range(one.num_queries)
+    )
+
+
 def token_by_token(batch: Batch) -> Batch:
     """The same tokens, each as the only query of a sequence that ends with it.
 
@@ -305,6 +338,7 @@ def token_by_token(batch: Batch) -> Batch:
         max_query_len=1,
         groups=None,
         chunks=(),
+        mutual=tuple(one._replace(row=one.first_token) for one in one_by_one(attention.mutual)),
     )
     more = batch.more
     if more is not None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -11,6 +12,19 @@ from torch import Tensor
 
 from engine.api import PictureUse
 from engine.sequences.plan import ScheduledChunk
+from kernels.types import Mutual
+
+Rows = np.ndarray[tuple[int], np.dtype[np.int64]]
+
+
+@dataclass(frozen=True, slots=True)
+class Mutuality:
+    """How tokens of a picture that stand side by side see each other."""
+
+    num_tokens: int
+    """As many there are of a picture, as models come; they are computed in one step."""
+    in_windows: bool = False
+    """Whether they do in layers with a window only."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,28 +58,30 @@ class SeenRows:
     turned: Tensor | None = None  # [3, num_turned] int64
     """Of the tokens whose positions are behind all others, in their order: where they are turned
     to."""
+    mutual: tuple[Mutual, ...] = ()
+    """Rows side by side of one picture, if the model lets these see each other."""
 
     def on(self, device: torch.device) -> SeenRows:
         """The same there."""
         if self.rows.device == device:
             return self
-        return SeenRows(
-            *(
-                None if tensor is None else tensor.to(device)
-                for tensor in (self.rows, self.values, self.deep, self.turned)
-            )  # type: ignore[arg-type]
-        )
+        tensors = {name: getattr(self, name) for name in ("rows", "values", "deep", "turned")}
+        found: dict[str, Any] = {
+            name: one if one is None else one.to(device) for name, one in tensors.items()
+        }
+        return replace(self, **found)
 
 
 @dataclass(slots=True)
 class _Parts:
     """What was found of a step so far."""
 
-    rows: list[np.ndarray[tuple[int], np.dtype[np.int64]]] = field(default_factory=list)
+    rows: list[Rows] = field(default_factory=list)
     values: list[Tensor] = field(default_factory=list)
     deep: list[Tensor] = field(default_factory=list)
     turned: list[Tensor] = field(default_factory=list)
     num_turned: int = 0
+    mutual: list[Mutual] = field(default_factory=list)
 
     def joined(self) -> SeenRows | None:
         if not self.rows and not self.turned:
@@ -75,16 +91,25 @@ class _Parts:
             torch.cat(self.values),
             torch.cat(self.deep, dim=1) if self.deep else None,
             torch.cat(self.turned, dim=1) if self.turned else None,
+            tuple(self.mutual),
         )
 
 
 class PictureRows:
     """Finds the rows of pictures among those of a step, and where the rows behind them are."""
 
-    def __init__(self, token_id: int, seen: Mapping[bytes, Seen], num_places: int) -> None:
+    def __init__(
+        self,
+        token_id: int,
+        seen: Mapping[bytes, Seen],
+        num_places: int,
+        mutual: Mutuality | None = None,
+    ) -> None:
         """`token_id` stands for a picture, `seen` is what is known of those in requests, and
         `num_places` is how many places there are: what is turned otherwise comes behind these.
+        Tokens of a picture that stand side by side see each other as `mutual` says.
         """
+        self.mutual = mutual
         self._token_id = token_id
         self._seen = seen
         self._num_places = num_places
@@ -122,6 +147,8 @@ class PictureRows:
                 (rows,) = np.nonzero(np.array(prompt[own.start : own.stop]) == self._token_id)
                 taken = slice(before, before + len(rows))
                 parts.rows.append(rows + (first + own.start - chunk.start))
+                if self.mutual is not None:
+                    parts.mutual += _mutual(rows, own.start, first + own.start - chunk.start)
                 parts.values.append(seen.values[taken])
                 if seen.deep is not None:
                     parts.deep.append(seen.deep[:, taken])
@@ -131,3 +158,12 @@ class PictureRows:
             if use.start >= end:
                 return
             yield use, self._seen[use.name]
+
+
+def _mutual(rows: Rows, position: int, first: int) -> Iterator[Mutual]:
+    """Runs of `rows`, whose numbers begin at `position` in a sequence, and at `first` in a step. No
+    step ends within a run.
+    """
+    for run in np.split(rows, np.nonzero(np.diff(rows) > 1)[0] + 1) if len(rows) else ():
+        start, count = int(run[0]), len(run)
+        yield Mutual(0, first + start, count, position + start, position + start + count)

@@ -63,13 +63,18 @@ def gpu_step(total_bytes: int, num_processors: int) -> StepSize:
 
 
 def with_step_size(
-    config: EngineConfig, device: torch.device, cpu_tokens: int = CPU_STEP.tokens
+    config: EngineConfig,
+    device: torch.device,
+    cpu_tokens: int = CPU_STEP.tokens,
+    together: int = 0,
 ) -> EngineConfig:
     """`config` with a token budget and a number of sequences: its own, or what suits `device`.
 
-    `cpu_tokens` were measured to suit it if it is a CPU.
+    `cpu_tokens` were measured to suit it if it is a CPU; a step is to have room for as many as are
+    computed `together`, beside what decodes.
     """
-    usual = CPU_STEP._replace(tokens=cpu_tokens)
+    sequences = config.max_running_requests or CPU_STEP.sequences
+    usual = CPU_STEP._replace(tokens=max(cpu_tokens, together and together + sequences))
     if device.type == "cuda":
         found = torch.cuda.get_device_properties(device)
         usual = gpu_step(found.total_memory, found.multi_processor_count)

@@ -54,7 +54,8 @@ def picture_rows(model: PagedModel) -> PictureRows | None:
     tower = model.weights.tower
     if tower is None:
         return None
-    return PictureRows(tower.token_id, model.seen, model.weights.decoder.num_places)
+    places = model.weights.decoder.num_places
+    return PictureRows(tower.token_id, model.seen, places, tower.mutual)
 
 
 def read_inputs(pieces: Sequence[bytes]) -> dict[str, np.ndarray[Any, Any]]:

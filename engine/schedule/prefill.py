@@ -21,6 +21,7 @@ from engine.sequences.group import SequenceGroup
 from engine.sequences.pace import Pace
 from engine.sequences.plan import ScheduledChunk
 from engine.sequences.sequence import Sequence
+from engine.sequences.uncut import Uncut
 
 _MOST_HASHED = 2048
 """Blocks in one step, all groups together: one or two milliseconds."""
@@ -120,7 +121,10 @@ class Attempt:
 class PrefillPlanner:
     """Spends what decoding leaves of a step's budget on prompts, in the order of their tenants."""
 
-    def __init__(self, lifecycle: Lifecycle, pins: Pins, budget: StepBudget, pace: Pace) -> None:
+    def __init__(
+        self, lifecycle: Lifecycle, pins: Pins, budget: StepBudget, pace: Pace, uncut: Uncut
+    ) -> None:
+        self._uncut = uncut
         self._lifecycle = lifecycle
         self._pins = pins
         self._budget = budget
@@ -170,7 +174,11 @@ class PrefillPlanner:
             while group.prefill and (share := room.share(group)) > 0:
                 sequence = group.prefill[0]
                 wanted = min(share, sequence.num_uncomputed)
+                wanted = self._uncut.most(sequence, wanted, room.left if step.chunks else None)
+                if not wanted:
+                    break
                 count = self._lifecycle.reach(group, sequence, wanted)
+                count = self._uncut.least(sequence, count)
                 if not count:
                     self._give_way(group, step, may_preempt=may_preempt)
                     break

@@ -42,6 +42,7 @@ from engine.sequences.group import SequenceGroup
 from engine.sequences.pace import Pace
 from engine.sequences.plan import News, Sampled, ScheduledChunk, StepPlan
 from engine.sequences.sequence import Sequence
+from engine.sequences.uncut import NOTHING_UNCUT, Uncut
 
 _CHECKED_BLOCKS = 1024
 """By one call: about a millisecond."""
@@ -60,10 +61,9 @@ class Scheduler:
         drafter: Drafter | None = None,
         row_costs: RowCosts = FREE_ROWS,
         turns: Turns = list,
+        uncut: Uncut = NOTHING_UNCUT,
     ) -> None:
-        """Drafts of `drafter`, if there is one, are verified where `row_costs` let them pay. Who
-        decodes in a step is who `turns` says.
-        """
+        """A `drafter`'s drafts are verified where `row_costs` let them pay; `turns` decode."""
         budget, most_sequences = config.step_token_budget, config.max_running_requests
         assert budget is not None, "the loader has chosen one"
         assert most_sequences is not None, "the loader has chosen a number"
@@ -81,7 +81,7 @@ class Scheduler:
         self.decode = DecodePlanner(self.lifecycle, turns)
         self.budget = StepBudget(budget, most_sequences)
         self.pace = Pace(config.itl_target_ms / 1000, recovery.costs.compute.doubling)
-        self.prefill = PrefillPlanner(self.lifecycle, self.pins, self.budget, self.pace)
+        self.prefill = PrefillPlanner(self.lifecycle, self.pins, self.budget, self.pace, uncut)
         self.speculation: Speculation | None = None
         if drafter is not None:
             self.speculation = Speculation(

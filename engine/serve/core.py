@@ -43,6 +43,7 @@ from engine.schedule.decode import Turns
 from engine.schedule.scheduler import Scheduler
 from engine.schedule.swap_or_recompute import FREE_COPIES, CostModel, SwapOrRecompute
 from engine.sequences.plan import Sampled, StepPlan
+from engine.sequences.uncut import NOTHING_UNCUT, Uncut
 from engine.serve.arrivals import Arrivals
 from engine.serve.deltas import delta_of, last_delta
 from engine.serve.figures import engine_stats
@@ -89,8 +90,10 @@ class EngineCore:
         if drafter is None and config.speculation == "lookup":
             drafter = PromptLookup()
         assert drafter is not None or config.speculation != "draft", "who loads the model gives it"
+        uncut = Uncut(info.picture_token_id) if info.has_mutual_pictures else NOTHING_UNCUT
+        fixed = info.hash_extras, info.rotary_switch
         self.scheduler = Scheduler(
-            tiers, recovery, config, info.hash_extras, info.rotary_switch, drafter, row_costs, turns
+            tiers, recovery, config, *fixed, drafter, row_costs, turns, uncut
         )
         self.wall = Wall(tiers, self.scheduler.pins)
         self._name = secrets.token_hex(8)

@@ -62,6 +62,36 @@ def attend(
     return output
 
 
+def attend_mutually(
+    query: Tensor,
+    kv: Tensor,
+    batch: AttentionBatch,
+    scale: float,
+    sliding_window: int | None,
+    softcap: float | None,
+    chunk: int | None,
+    sinks: Tensor | None,
+    value_dim: int | None,
+    output: Tensor,
+) -> None:
+    """Attention of the queries that `batch.mutual` tells of, which it puts into `output`: they see
+    all keys before the end of theirs that a window, or a chunk, lets them see.
+    """
+    for one in batch.mutual:
+        begin = _first_seen(one.position, sliding_window, chunk)
+        keys, values = gather(kv, batch.block_tables[one.row], begin, one.end)
+        positions = torch.arange(one.position, one.position + one.num_queries)[:, None]
+        others = torch.arange(begin, one.end)
+        visible = torch.ones(one.num_queries, one.end - begin, dtype=torch.bool)
+        if sliding_window is not None:
+            visible &= positions - others < sliding_window
+        if chunk is not None:
+            visible &= positions // chunk == others // chunk
+        rows = slice(one.first_token, one.first_token + one.num_queries)
+        seen = values[..., :value_dim], visible.to(kv.device)
+        output[rows] = _attend(query[rows], keys, *seen, scale, softcap, sinks)
+
+
 def gather(kv: Tensor, block_table: Tensor, begin: int, end: int) -> tuple[Tensor, Tensor]:
     """A sequence's keys and values from `begin` to `end`, copied out.
 

@@ -64,7 +64,11 @@ class Seeing:
 
 
 @pytest.fixture(
-    scope="module", params=["smolvlm", pytest.param("qwen3_vl", marks=pytest.mark.exhaustive)]
+    scope="module",
+    params=[
+        "smolvlm",
+        *(pytest.param(one, marks=pytest.mark.exhaustive) for one in ("gemma3", "qwen3_vl")),
+    ],
 )
 def seeing(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 
 from kernels.attention import attend, write_kv
+from kernels.backends import Backend
+from kernels.types import Mutual
 from tests.kernels.batches import Paged, drawn_sinks, paged
+from tests.kernels.test_attention import BACKENDS
 
 
 def written_out(
@@ -20,6 +24,11 @@ def written_out(
     sinks: torch.Tensor | None,
 ) -> torch.Tensor:
     """Attention of every query and head as the sum that defines it."""
+    seen_up_to = {
+        one.first_token + at: one.end
+        for one in example.batch.mutual
+        for at in range(one.num_queries)
+    }
     output = torch.zeros(example.query.shape, dtype=torch.float64)
     batch, kv, block_size = example.batch, example.kv.double(), example.kv.shape[3]
     num_heads = example.query.shape[1]
@@ -32,7 +41,7 @@ def written_out(
                 kv_head = head * kv.shape[2] // num_heads
                 query = example.query[token, head].double()
                 weights, values = [], []
-                for key in range(position + 1):
+                for key in range(seen_up_to.get(token, position + 1)):
                     if sliding_window is not None and position - key >= sliding_window:
                         continue
                     if chunk is not None and key // chunk != position // chunk:
@@ -71,6 +80,34 @@ def test_equals_the_sum_that_defines_attention(
     )
     expected = written_out(example, 0.4, sliding_window, softcap, chunk, sinks)
     torch.testing.assert_close(actual.double(), expected, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("sliding_window", [None, 1, 3, 5])
+@pytest.mark.parametrize("chunk", [None, 4])
+@pytest.mark.parametrize("in_windows", [False, True])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_queries_that_see_each_other_see_all_up_to_the_last(
+    sliding_window: int | None, chunk: int | None, in_windows: bool, backend: Backend
+) -> None:
+    example = paged([(7, 1), (12, 9), (8, 6)], num_heads=4, head_dim=8, block_size=4)
+    mutual = (Mutual(1, 2, 3, 4, 7), Mutual(1, 6, 2, 8, 10), Mutual(2, 11, 1, 3, 8))
+    without = example.batch
+    example = replace(example, batch=replace(without, mutual=mutual, mutual_in_windows=in_windows))
+    actual = attend(
+        example.query,
+        example.kv,
+        example.batch,
+        scale=0.4,
+        sliding_window=sliding_window,
+        softcap=2.0,
+        chunk=chunk,
+        sinks=drawn_sinks(4),
+        backend=backend,
+    )
+    if in_windows and sliding_window is None:
+        example = replace(example, batch=without)
+    expected = written_out(example, 0.4, sliding_window, 2.0, chunk, drawn_sinks(4))
+    torch.testing.assert_close(actual.double(), expected, rtol=1e-5, atol=1e-5)
 
 
 def test_write_fills_the_named_slots_and_no_other() -> None:

@@ -114,7 +114,8 @@ class FusedDecoder:
             if seen.turned is not None and self._axes is not None:
                 turn(self._tables, self.num_places, seen.turned, self._axes)
         places = self.places(batch)
-        if self._stack is None or (seen is not None and seen.deep is not None):
+        is_whole = seen is None or (seen.deep is None and not seen.mutual)
+        if self._stack is None or not is_whole:
             update = self._run_layers(residual, places, caches, batch.columns, batch.adapted, seen)
         else:
             update = self._stack.run(residual, places, caches, batch.columns, batch.adapted)

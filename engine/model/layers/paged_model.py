@@ -19,7 +19,7 @@ from transformers import PreTrainedConfig
 
 from engine.api import EngineError
 from engine.api.kinds import Kind
-from engine.batch.batch import Batch, token_by_token
+from engine.batch.batch import Batch, one_by_one, token_by_token
 from engine.batch.pictures import Seen
 from engine.batch.staging import upload
 from engine.model.layers.eager.decoder import EagerDecoder
@@ -249,7 +249,9 @@ class PagedModel:
         states = batch.states
         return replace(
             batch,
-            attention=replace(batch.attention, batch_invariant=True),
+            attention=replace(
+                batch.attention, batch_invariant=True, mutual=one_by_one(batch.attention.mutual)
+            ),
             states=None if states is None else replace(states, batch_invariant=True),
         )
 

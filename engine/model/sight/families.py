@@ -7,6 +7,7 @@ is its tower, with whatever leads from that to the text model's embeddings.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
@@ -16,6 +17,7 @@ from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
+from engine.batch.pictures import Mutuality
 from engine.model.sight.tower import Tower
 
 Turning = Literal["sections", "turns"]
@@ -34,13 +36,23 @@ class SightedFamily:
     of its own; but for how it turns what is seen."""
     turning: Turning | None = None
     """If its positions have three parts."""
+    mutual: Callable[[Any], Mutuality | None] = lambda _: None
+    """How tokens of a picture see each other, by the model's configuration."""
     tiles: int | None = None
     """The dimension of its inputs in which a picture's parts are that its tower sees one by one, if
     it has such."""
 
 
+def _gemma4(config: Any) -> Mutuality | None:
+    if config.text_config.use_bidirectional_attention != "vision":
+        return None
+    return Mutuality(config.vision_soft_tokens_per_image, in_windows=True)
+
+
 _SECTIONS = SightedFamily(causal="Qwen2ForCausalLM", turning="sections")
 SIGHTED: Final = {
+    "gemma3": SightedFamily(mutual=lambda config: Mutuality(config.mm_tokens_per_image)),
+    "gemma4": SightedFamily(mutual=_gemma4),
     "idefics3": SightedFamily(text="text_model", tiles=1),
     "internvl": SightedFamily(tiles=0),
     "llava": SightedFamily(),
@@ -56,6 +68,10 @@ SIGHTED: Final = {
 """By the types of their configurations. Of others that see, the text is served at most."""
 
 
+_UNHEARD: Final = {"audio_tower", "embed_audio"}
+"""What hears, of models that do."""
+
+
 def split(model: PreTrainedModel) -> tuple[PreTrainedModel, Tower]:
     """The text model in `model`, of a family that sees, and its tower; `model` is taken apart."""
     family = SIGHTED[model.config.model_type]
@@ -66,9 +82,12 @@ def split(model: PreTrainedModel) -> tuple[PreTrainedModel, Tower]:
     causal.lm_head = whole.lm_head
     causal.generation_config = model.generation_config
     delattr(inner, family.text)
+    for name in _UNHEARD.intersection(dict(inner.named_children())):
+        setattr(inner, name, None)
     axes = None if family.turning is None else _axes(config.get_text_config(), family.turning)
     token_id: int = getattr(config, "image_token_id")  # noqa: B009 - of some an alias
-    return causal.eval(), Tower(inner.eval(), token_id, axes, family.tiles)
+    mutual = family.mutual(config)
+    return causal.eval(), Tower(inner.eval(), token_id, axes, family.tiles, mutual)
 
 
 def _causal(config: PreTrainedConfig, text: Any, family: SightedFamily) -> Any:

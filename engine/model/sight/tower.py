@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.batch.pictures import Seen
+from engine.batch.pictures import Mutuality, Seen
 from engine.model.sight.pausing import let_pause
 
 _SHOWN: Final = 1
@@ -20,11 +20,18 @@ class Tower:
     """Sees pictures one by one."""
 
     def __init__(
-        self, inner: Any, token_id: int, axes: Tensor | None = None, tiles: int | None = None
+        self,
+        inner: Any,
+        token_id: int,
+        axes: Tensor | None = None,
+        tiles: int | None = None,
+        mutual: Mutuality | None = None,
     ) -> None:
         """`inner` has `get_image_features`. With `axes`, see `engine.model.sight.families`, its
-        `get_rope_index` says where tokens are turned to; `tiles` are told there, too.
+        `get_rope_index` says where tokens are turned to; `tiles` are told there, too. Tokens of a
+        picture see each other as `mutual` says.
         """
+        self.mutual = mutual
         self._tiles = tiles
         self.token_id = token_id
         self.axes = axes

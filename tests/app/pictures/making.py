@@ -17,11 +17,14 @@ _PLACEHOLDERS = {
     **dict.fromkeys(("idefics3", "smolvlm", "llava", "llava_onevision"), "<image>"),
     **dict.fromkeys(("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5"), "<|image_pad|>"),
     **{"internvl": "<IMG_CONTEXT>", "mistral3": "[IMG]"},
+    **{"gemma3": "<image_soft_token>", "gemma4": "<|image|>"},
 }
 _MARKS = {
     **{one: ["<fake_token_around_image>", "<global-img>"] for one in ("idefics3", "smolvlm")},
     "internvl": ["<img>", "</img>"],
     "mistral3": ["[IMG_BREAK]", "[IMG_END]"],
+    "gemma3": ["<start_of_image>", "<end_of_image>"],
+    "gemma4": ["<|image>", "<image|>"],
 }
 _SMALL = {"height": 16, "width": 16}
 _PROCESSORS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
@@ -43,6 +46,12 @@ _PROCESSORS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         "LlavaOnevisionImageProcessor",
         {"size": _SMALL, "image_grid_pinpoints": [[16, 16], [16, 32], [32, 16]]},
         {"num_image_tokens": 16, "vision_feature_select_strategy": "full"},
+    ),
+    "gemma3": ("Gemma3ImageProcessor", {"size": _SMALL}, {"image_seq_length": 16}),
+    "gemma4": (
+        "Gemma4ImageProcessor",
+        {"patch_size": 4, "pooling_kernel_size": 2, "max_soft_tokens": 70},
+        {"image_seq_length": 70},
     ),
     "internvl": (
         "GotOcr2ImageProcessor",
@@ -79,7 +88,29 @@ _CLASSES = {
     "llava": "LlavaProcessor",
     "llava_onevision": "LlavaOnevisionProcessor",
     "internvl": "InternVLProcessor",
+    "gemma3": "Gemma3Processor",
+    "gemma4": "Gemma4Processor",
 }
+
+
+_SPECIAL = {
+    "internvl": {
+        "start_image_token": "<img>",
+        "end_image_token": "</img>",
+        "context_image_token": "<IMG_CONTEXT>",
+        "video_token": "<video>",
+    },
+    "gemma3": {
+        "image_token": "<image_soft_token>",
+        "boi_token": "<start_of_image>",
+        "eoi_token": "<end_of_image>",
+    },
+    "gemma4": {
+        **{"image_token": "<|image|>", "boi_token": "<|image>", "eoi_token": "<image|>"},
+        **{"audio_token": "<|audio|>", "boa_token": "<|audio>", "eoa_token": "<audio|>"},
+    },
+}
+"""What tokenizers know of them by names of their own."""
 
 
 _TEMPLATE = """\
@@ -111,14 +142,7 @@ def save_processor(family: str, folder: Path) -> None:
     own = Tokenizer(models.WordLevel({word: place for place, word in enumerate(words)}, "w9"))
     own.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     own.add_special_tokens([words[IMAGE], *marks, *rows, "\n"])
-    special: dict[str, str] = {}
-    if family == "internvl":
-        special = {
-            "start_image_token": "<img>",
-            "end_image_token": "</img>",
-            "context_image_token": "<IMG_CONTEXT>",
-            "video_token": "<video>",
-        }
+    special = dict(_SPECIAL.get(family, {}))
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=own,
         pad_token="<pad>",
@@ -127,7 +151,9 @@ def save_processor(family: str, folder: Path) -> None:
         unk_token="w9",
         extra_special_tokens=special,
     )
-    tokenizer.chat_template = _TEMPLATE.replace("PLACE", words[IMAGE])
+    tokenizer.chat_template = _TEMPLATE.replace(
+        "PLACE", marks[0] if family == "gemma3" else words[IMAGE]
+    )
     tokenizer.save_pretrained(folder)
     kind, fields, options = _PROCESSORS[family]
     (folder / "preprocessor_config.json").write_text(

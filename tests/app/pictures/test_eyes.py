@@ -10,11 +10,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from transformers import AutoTokenizer
 
 from app.pictures.decoding import decode
 from app.pictures.eyes import Eyes
 from app.pictures.picture import BadPicture
 from app.pictures.processing import Processor, digest_of
+from app.prompt.chat_template import ChatTemplate
+from app.wire.functions import PLACE, Message, Picture
+from app.workers import Workers
 from bench.pictures.hostile import drawn, file_of
 from tests.app.pictures.making import FAMILIES, save_processor
 from tests.engine.pictures.seeing_models import IMAGE, seeing_model
@@ -48,6 +52,26 @@ def test_as_many_tokens_stand_for_a_picture_as_its_tower_makes_rows(
         look, inputs = Processor(tmp_path).look(drawn(1, width, height))
         seen = tower.see(inputs, list(look.token_ids))
         assert len(seen.values) == look.token_ids.count(IMAGE)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+async def test_prompts_are_those_that_its_processor_makes(family: str, tmp_path: Path) -> None:
+    seeing_model(family, tmp_path)
+    save_processor(family, tmp_path)
+    processor = Processor(tmp_path)
+    look, _ = processor.look(drawn())
+    parts = [{"type": "text", "text": "w20"}, {"type": "image"}, {"type": "text", "text": "w21"}]
+    text = processor._tokenizer.apply_chat_template(
+        [{"role": "user", "content": parts}], tokenize=False, add_generation_prompt=True
+    )
+    made = processor._processor(
+        images=[drawn()], text=[text], return_tensors="np", add_special_tokens=False
+    )
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path)
+    template = ChatTemplate(tokenizer, Workers(), 4096, picture_token_id=IMAGE)
+    shown = Picture(url="", token_ids=look.token_ids, digest=look.digest)
+    said: Message = {"role": "user", "content": f"w20{PLACE}w21", "pictures": [shown]}
+    assert await template.prompt_ids("acme", [said], "input") == made["input_ids"][0].tolist()
 
 
 async def test_what_is_looked_at_is_what_the_model_is_given(eyes: Eyes, folder: Path) -> None:

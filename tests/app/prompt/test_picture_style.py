@@ -49,6 +49,17 @@ MISTRAL = (
     "{% else %}{{ raise_exception('Only text and image blocks are supported') }}{% endif %}"
     "{% endfor %}{% endif %}[/INST]{% else %}{{ message['content'] }}</s>{% endif %}{% endfor %}"
 )
+GEMMA = (
+    "{{ '<s>' }}{%- for message in messages -%}"
+    "{%- set role = 'model' if message['role'] == 'assistant' else message['role'] -%}"
+    "{{ '<start_of_turn>' + role + '\n' }}"
+    "{%- if message['content'] is string -%}{{ message['content'] | trim }}{%- else -%}"
+    "{%- for item in message['content'] -%}{%- if item['type'] == 'image' -%}"
+    "{{ '<start_of_image>' }}{%- elif item['type'] == 'text' -%}{{ item['text'] | trim }}"
+    "{%- endif -%}{%- endfor -%}{%- endif -%}{{ '<end_of_turn>\n' }}{%- endfor -%}"
+    "{%- if add_generation_prompt -%}{{ '<start_of_turn>model\n' }}{%- endif -%}"
+)
+"""Of Gemma 3; its processor sets pictures apart by empty lines."""
 BLIND = "{% for message in messages %}{{ message['role'] }}: {{ message['content'] }}\n{% endfor %}"
 """One that takes only texts."""
 PUBLISHED = [
@@ -57,6 +68,7 @@ PUBLISHED = [
     (ONEVISION, "<image>", "user @@\na \n b <|im_end|>"),
     (INTERNVL, "<IMG_CONTEXT>", "user\na @\n b @\n<|im_end|>"),
     (MISTRAL, "[IMG]", "[INST]a @ b @[/INST]"),
+    (GEMMA, "<image_soft_token>", "user\na\n\n@\n\nb\n\n@\n\n<end_of_turn>"),
 ]
 """A template, its placeholder, and what it makes of texts and pictures, which are `@` here."""
 AT = ord("@") - 33
@@ -64,7 +76,9 @@ AT = ord("@") - 33
 
 def template(written: str, placeholder: str) -> ChatTemplate:
     tokenizer = byte_tokenizer()
-    tokenizer.add_tokens([placeholder, "<|vision_start|>"], special_tokens=True)
+    first = "<start_of_image>" if written == GEMMA else "<|vision_start|>"
+    tokenizer.add_tokens([placeholder, first], special_tokens=True)
+    tokenizer.boi_token = first
     tokenizer.chat_template = written
     token_id = int(tokenizer.convert_tokens_to_ids(placeholder))
     return ChatTemplate(tokenizer, Workers(), 4096, picture_token_id=token_id)
@@ -105,9 +119,11 @@ async def test_nobody_spells_a_picture(written: str, placeholder: str, _: str) -
     seeing = template(written, placeholder)
     for role in ("user", "assistant"):
         messages: list[Message] = [{"role": "user", "content": "Hm."}]
-        messages.append({"role": role, "content": f"{placeholder} {PLACE}"})
+        messages.append({"role": role, "content": f"{placeholder} <start_of_image> {PLACE}"})
         ids = await seeing.prompt_ids("acme", messages, "messages")
         assert seeing.pictures.token_id not in ids
+        said = await seeing.text_of("acme", ids, "messages")
+        assert "<start_of_image> " in said  # and no empty lines around it
 
 
 async def test_pictures_lie_where_their_tokens_are() -> None:

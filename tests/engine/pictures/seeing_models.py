@@ -29,13 +29,21 @@ _VISION: dict[str, Any] = {
     **{"out_hidden_size": 32, "projection_dim": 32, "head_dim": 16},
 }
 _OWN_VISION: dict[str, dict[str, Any]] = {
+    "gemma4": {
+        **{"patch_size": 4, "pooling_kernel_size": 2, "position_embedding_size": 64},
+        **{"num_key_value_heads": 2, "rms_norm_eps": 1e-6},
+    },
     "internvl": {"patch_size": [4, 4], "image_size": [16, 16]},
     "qwen2_vl": {"embed_dim": 32, "hidden_size": 32, "mlp_ratio": 2},
     "qwen2_5_vl": {"window_size": 16, "fullatt_block_indexes": [1]},
     "qwen3_vl": {"deepstack_visual_indexes": [0, 1], "num_position_embeddings": 16},
     "qwen3_5": {"num_position_embeddings": 16},
 }
+_HEARING = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+_HEARING |= {"subsampling_conv_channels": [8, 4], "output_proj_dims": 32}  # type: ignore[dict-item]
 _OWN: dict[str, dict[str, Any]] = {
+    "gemma3": {"mm_tokens_per_image": 16},
+    "gemma4": {"vision_soft_tokens_per_image": 8, "audio_config": _HEARING},
     "idefics3": {"scale_factor": 2},
     "smolvlm": {"scale_factor": 2},
     "llava_onevision": {"image_grid_pinpoints": [[16, 16], [16, 32], [32, 16]]},
@@ -43,9 +51,10 @@ _OWN: dict[str, dict[str, Any]] = {
 _TEXT = {
     **{"idefics3": "llama", "smolvlm": "llama", "llava": "llama", "mistral3": "mistral"},
     **{"internvl": "qwen2", "llava_onevision": "qwen2"},
-    **dict.fromkeys(("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5")),
+    **dict.fromkeys(("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5", "gemma3", "gemma4")),
 }
 FAMILIES = sorted(_TEXT)
+_OWN_TEXT: dict[str, dict[str, Any]] = {"gemma4": {"use_bidirectional_attention": "vision"}}
 _HAS_PARTS = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5")
 
 
@@ -84,11 +93,13 @@ class Shown:
 def seeing_model(family: str, folder: Path, **text: Any) -> PreTrainedModel:
     """A tiny one of a family, kept in `folder`."""
     default: Any = CONFIG_MAPPING[family]()
-    kind = type(default.vision_config)
-    known = vars(default.vision_config)
+    seeing: Any = default.vision_config or CONFIG_MAPPING[f"{family}_vision"]()
+    kind, known = type(seeing), vars(seeing)
     sizes = {name: size for name, size in _VISION.items() if name in known}
     vision = kind(**(sizes | _OWN_VISION.get(family, {})))
-    own_text = tiny_config(_TEXT[family] or family, **_parted(family), **text)
+    own_text = tiny_config(
+        _TEXT[family] or family, **(_parted(family) | _OWN_TEXT.get(family, {}) | text)
+    )
     names = [one for one in ("image_token_id", "image_token_index") if one in vars(default)]
     config = type(default)(
         text_config=own_text.to_dict() if _TEXT[family] is None else own_text,
@@ -104,6 +115,7 @@ def seeing_model(family: str, folder: Path, **text: Any) -> PreTrainedModel:
         for name, parameter in model.named_parameters():
             if parameter.dim() > 1 and not name.startswith(("lm_head", "model.language_model")):
                 parameter.mul_(4)
+        model.get_input_embeddings().weight[IMAGE] = 0  # so that none is ever drawn
     model.generation_config = GenerationConfig(eos_token_id=EOS, pad_token_id=0)
     model.save_pretrained(folder)
     return model
@@ -137,6 +149,14 @@ def picture(family: str, seed: int = 0, size: int = 1) -> Shown:
             "image_grid_thw": np.array([[1, height, width]]),
         }
         return Shown([IMAGE] * (count // 4), inputs)
+    if family == "gemma3":
+        inputs = {"pixel_values": pixels(size, 3, 16, 16)}
+        return Shown([MARK, *[IMAGE] * 16, MARK] * size, inputs)
+    if family == "gemma4":  # patches, of which there are at most 32, in columns of four
+        positions = np.full((1, 32, 2), -1)
+        positions[0, : 16 * size] = [(x, y) for y in range(4) for x in range(4 * size)]
+        inputs = {"pixel_values": pixels(1, 32, 48), "image_position_ids": positions}
+        return Shown([MARK, *[IMAGE] * (4 * size), MARK], inputs)
     if family == "internvl":
         return Shown([IMAGE] * (4 * size), {"pixel_values": pixels(size, 3, 16, 16)})
     if family == "llava":
@@ -185,8 +205,10 @@ def generated(
         axis = 1 if family in ("idefics3", "smolvlm") else 0
         arrays = [one.inputs[name] for one in shown]
         inputs[name] = torch.from_numpy(np.concatenate(arrays, axis))
-    if family in _HAS_PARTS:
+    if family in (*_HAS_PARTS, "gemma4"):
         inputs["mm_token_type_ids"] = (ids == IMAGE).int()
+    if family == "gemma3":
+        inputs["token_type_ids"] = (ids == IMAGE).int()
     return model.generate(
         input_ids=ids,
         attention_mask=torch.ones_like(ids),

@@ -10,7 +10,13 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from engine.api import AdapterUse, BeamParams, EngineRequest, Namespaces, SamplingParams
+from engine.api import (
+    AdapterUse,
+    BeamParams,
+    EngineRequest,
+    Namespaces,
+    SamplingParams,
+)
 from engine.assembly.assemble import load_core, make_drafter, make_runner
 from engine.assembly.parts import load_parts
 from engine.model.sight.families import split
@@ -31,8 +37,10 @@ from tests.engine.pictures.seeing_models import (
 )
 from tests.engine.schedule.test_beams_in_blocks import results
 
-SOME = ("smolvlm", "qwen2_5_vl", "qwen3_vl")
-"""Tiles and marks, and positions of three parts of either kind."""
+UNCUT = {"gemma3": 16, "gemma4": 8}
+"""Tokens of a picture that are computed in one step."""
+SOME = ("smolvlm", "qwen2_5_vl", "qwen3_vl", "gemma3")
+"""Tiles and marks, positions of three parts of either kind, and tokens that see each other."""
 
 
 def run(
@@ -81,7 +89,10 @@ def prompts_of(one: Shown, other: Shown) -> list[list[Part]]:
 def test_what_is_seen_is_what_transformers_sees(family: str, budget: int, tmp_path: Path) -> None:
     model = seeing_model(family, tmp_path)
     one, other = picture(family, 1), picture(family, 2, size=2)
-    fields = {"step_token_budget": budget, "max_running_requests": min(budget, 8)}
+    running = min(budget, 8)
+    if family in UNCUT:
+        budget = max(budget, running + UNCUT[family])
+    fields = {"step_token_budget": budget, "max_running_requests": running}
     core = load_core(config_of(tmp_path, 200, 40, **fields))
     prompts = prompts_of(one, other)
     expected = {str(n): says(model, family, parts) for n, parts in enumerate(prompts)}
@@ -229,8 +240,10 @@ def test_equal_tokens_of_other_pictures_are_never_found(tmp_path: Path) -> None:
     assert not core.take_wanted()
 
 
-def test_a_hit_ends_within_a_picture_that_others_have_no_more_of(tmp_path: Path) -> None:
-    family = "llava"
+@pytest.mark.parametrize("family", ["gemma3", "llava"])
+def test_a_hit_ends_within_a_picture_that_others_have_no_more_of(
+    family: str, tmp_path: Path
+) -> None:
     model = seeing_model(family, tmp_path)
     shown = picture(family, 1)
     core = load_core(config_of(tmp_path, 200, 40))
@@ -303,11 +316,12 @@ def test_what_does_not_come_or_cannot_be_seen_ends_alone(tmp_path: Path) -> None
     assert core.stats().blocks_in_use == 0
 
 
-def test_requests_come_and_go_at_any_time(tmp_path: Path) -> None:
-    family = "qwen2_5_vl"
+@pytest.mark.parametrize("family", ["gemma3", "qwen2_5_vl"])
+def test_requests_come_and_go_at_any_time(family: str, tmp_path: Path) -> None:
     seeing_model(family, tmp_path)
     shown = [picture(family, seed, size=1 + seed % 3) for seed in range(8)]
-    core = load_core(config_of(tmp_path, 40, 0, picture_memory_bytes=4000))
+    fields = {"step_token_budget": 28, "max_running_requests": 12}
+    core = load_core(config_of(tmp_path, 40, 0, picture_memory_bytes=4000, **fields))
     rng, live, known = random.Random(7), set[str](), {one.name: one for one in shown}
     wanted: list[bytes] = []
     for number in range(500):

@@ -156,7 +156,12 @@ class EagerDecoder:
         if batch.seen is None:
             return {"input_ids": batch.token_ids[None]}
         rows: Tensor = self.model.get_input_embeddings()(batch.token_ids)
-        return {"inputs_embeds": rows.index_copy(0, batch.seen.rows, batch.seen.values)[None]}
+        inputs = {"inputs_embeds": rows.index_copy(0, batch.seen.rows, batch.seen.values)[None]}
+        config, inner = self.model.config, self.model.base_model
+        if getattr(config, "hidden_size_per_layer_input", 0):  # of tokens, beside embeddings
+            ids = batch.token_ids.index_fill(0, batch.seen.rows, config.pad_token_id)
+            inputs["per_layer_inputs"] = inner.get_per_layer_inputs(ids[None], None)
+        return inputs
 
     num_places: Final = _PLACES
     """By which tokens are turned that stand for no picture."""
