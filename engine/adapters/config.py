@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from engine.adapters.names import NAME, PARAMETERS, ends_of, matching
+from engine.adapters.names import NAME, PARAMETERS, ends_of, matching, of_text
 
 MOST_CONFIG_BYTES: Final = 1 << 16
 MOST_RANK: Final = 256
@@ -143,7 +143,7 @@ def _pattern(
     if not isinstance(found, dict):
         raise BadAdapter(field, "is no JSON object")
     # PEFT writes so itself what it makes of names of single experts.
-    ends = {name.removeprefix(r".*\."): value for name, value in found.items()}
+    ends = {of_text(name.removeprefix(r".*\.")): value for name, value in found.items()}
     if len(ends) < len(found):
         raise BadAdapter(field, "a name stands there twice")
     for name in ends:
@@ -179,7 +179,7 @@ def _parameters(fields: Mapping[str, Any]) -> tuple[str, ...]:
         is_name = isinstance(name, str) and NAME.fullmatch(name) is not None
         if not is_name or name.rpartition(".")[2] not in PARAMETERS:
             raise BadAdapter("target_parameters", f"{name!r} is none of experts")
-    return tuple(sorted(set(found)))
+    return tuple(sorted(set(map(of_text, found))))
 
 
 def _tokens(value: Any) -> tuple[int, ...]:

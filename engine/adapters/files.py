@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from engine.adapters.config import AdapterConfig, BadAdapter, parsed, read_config
-from engine.adapters.names import parameter_names
+from engine.adapters.names import of_text, parameter_names
 
 MOST_HEADER_BYTES: Final = 1 << 22
 DIGEST_BYTES: Final = 32
@@ -193,7 +193,10 @@ def _tensors(header: bytes, config: AdapterConfig) -> AdapterTensors:
             other = headers.get(f"{module}.lora_B.weight")
             if other is None:
                 raise BadAdapter(name, "has no lora_B beside it")
-            pairs[module.removeprefix(_PREFIX)] = headers[name], other
+            own = of_text(module.removeprefix(_PREFIX))
+            if own in pairs:
+                raise BadAdapter(name, "stands there twice, under two names")
+            pairs[own] = headers[name], other
     names = parameter_names(pairs, config.changes)
     modules = {}
     for module, (down, up) in pairs.items():

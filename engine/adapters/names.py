@@ -15,7 +15,16 @@ PARAMETERS: Final = ("gate_up_proj", "down_proj")
 _EXPERTS: Final = "experts"
 """What modules of experts are called."""
 _WRAPPED: Final = ".base_layer"
+_TEXT_MODEL: Final = re.compile(r"(?<![A-Za-z0-9_])(?:language_model|text_model)\.")
+"""What models that see have their text model as."""
 _Number = TypeVar("_Number", int, float)
+
+
+def of_text(name: str) -> str:
+    """That of a module, or an end of it, in the text model of a model that sees, which is served as
+    one of its own.
+    """
+    return _TEXT_MODEL.sub("", name)
 
 
 def matching(by_name: Mapping[str, _Number], module: str, otherwise: _Number) -> _Number:

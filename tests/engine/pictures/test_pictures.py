@@ -11,7 +11,6 @@ import pytest
 from msgspec import structs
 
 from engine.api import (
-    AdapterUse,
     BeamParams,
     EngineRequest,
     Namespaces,
@@ -19,9 +18,7 @@ from engine.api import (
 )
 from engine.assembly.assemble import load_core, make_drafter, make_runner
 from engine.assembly.parts import load_parts
-from engine.model.sight.families import split
 from engine.serve.core import EngineCore
-from tests.engine.adapters.peft_models import make_adapter
 from tests.engine.adapters.test_adapters import MODES
 from tests.engine.model.states import config_of
 from tests.engine.pictures.seeing_models import (
@@ -351,37 +348,3 @@ def test_requests_come_and_go_at_any_time(family: str, tmp_path: Path) -> None:
     for name in wanted:
         known[name].bring(core)
     run(core, [], shown)
-
-
-def test_who_waits_for_an_adapter_finds_its_pictures_behind_it(tmp_path: Path) -> None:
-    family = "llava"
-    model = seeing_model(family, tmp_path / "model")
-    one, other = picture(family, 1), picture(family, 2)
-    parts: list[Part] = [*words(1, 9), one, *words(2, 7)]
-    base = says(model, family, parts)
-    text, _ = split(model)
-    adapter = make_adapter(text, tmp_path / "adapter", 1, target_modules=["q_proj", "o_proj"])
-    changed = request("changed", parts, adapter=AdapterUse(adapter.name))
-    known = {shown.name: shown for shown in (one, other)}
-    core = load_core(config_of(tmp_path / "model", 200, 0, picture_memory_bytes=0))
-    said: list[list[int]] = []
-    for num_others in (3, 0):  # whose pictures come and go before the adapter comes
-        said.append([])
-        left, waits = {str(number) for number in range(num_others)}, False
-        core.submit(changed)
-        for name in left:
-            core.submit(request(name, [*words(int(name), 4), other]))
-        while not core.is_idle:
-            wanted = core.take_wanted()
-            waits |= adapter.name in wanted
-            for name in set(wanted) - {adapter.name}:
-                known[name].bring(core)
-            if waits and not left:
-                adapter.bring(core)
-                waits = False
-            for delta in core.step():
-                assert delta.error is None, delta.error
-                said[-1] += delta.token_ids if delta.request_id == "changed" else []
-                left -= {delta.request_id} if delta.finish_reason else set()
-            core.scheduler.check()
-    assert said[0] == said[1] != base
