@@ -41,6 +41,8 @@ class Ask:
     """What the answer is held to, which then ends where that says. Over HTTP alone."""
     adapter: int | None = None
     """The number of the adapter that answers. Over HTTP alone."""
+    pictures: tuple[str, ...] = ()
+    """URLs of what the question shows. Over HTTP alone."""
 
 
 @dataclass
@@ -249,11 +251,16 @@ def _system(ask: Ask) -> list[dict[str, str]]:
     return [{"role": "system", "content": ask.system}] if ask.system else []
 
 
-def _messages(ask: Ask) -> list[dict[str, str]]:
-    """The conversation so far and the question, alike for both APIs."""
+def _messages(ask: Ask) -> list[dict[str, Any]]:
+    """The conversation so far and the question, alike for both APIs but for pictures."""
     texts = [text for turn in ask.history for text in turn] + [ask.question]
     roles = ("user", "assistant")
-    return [{"role": roles[number % 2], "content": text} for number, text in enumerate(texts)]
+    said: list[dict[str, Any]]
+    said = [{"role": roles[number % 2], "content": text} for number, text in enumerate(texts)]
+    if ask.pictures:
+        shown = [{"type": "image_url", "image_url": {"url": url}} for url in ask.pictures]
+        said[-1]["content"] = [*shown, {"type": "text", "text": ask.question}]
+    return said
 
 
 def _choices(ask: Ask) -> dict[str, object]:

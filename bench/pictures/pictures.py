@@ -4,7 +4,8 @@ A random model of SmolVLM-500M's shape is served from its engine's process. `que
 about each of some pictures, which are seen, computed, and found; between them goes a turn of text
 of as many new tokens behind as long a conversation. `streams` has as many texts decode, alone,
 beside short chats, and beside chats that each begin with a new picture, in turns. `hostile` has one
-text decode while the service's eyes look at files that are not what they seem.
+text decode while the service's eyes look at files that are not what they seem. With `--peers` other
+servers are asked the same (`bench.pictures.peers`).
 """
 
 from __future__ import annotations
@@ -33,14 +34,15 @@ from app.pictures.picture import BadPicture
 from bench.common import engines
 from bench.common.figures import percentile
 from bench.common.machine import rss_mib
+from bench.pictures import peers
 from bench.pictures.hostile import hostile
-from bench.registry import Result
+from bench.registry import BenchError, Result
 from engine.api import EngineRequest, PictureHeader, PictureInput, PictureUse
 from engine.assembly.process import ProcessEngine
 from engine.config import EngineConfig
 from engine.model.weights import DEFAULT_MODEL, resolve_model
 
-PARTS: Final = ("questions", "streams", "hostile")
+PARTS: Final = ("questions", "streams", "hostile", "peers")
 FIGURES: Final = {
     "first_question_ttft_ms": "first token of the first question about a picture, ms, median",
     "second_question_ttft_ms": "of the second one",
@@ -57,7 +59,16 @@ FIGURES: Final = {
     "hostile_pause_ms": "the longest time between two tokens of a text beside them, ms",
     "hostile_stall_ms": "the longest for which they held up the service's event loop, ms",
     "hostile_growth_mib": "of the memory of the process that looks, from the first to the last",
+    **peers.FIGURES,
 }
+_TEMPLATE: Final = (
+    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' }}"
+    "{% if message['content'] is string %}{{ message['content'] }}{% else %}"
+    "{% for part in message['content'] %}"
+    "{% if part['type'] == 'image' %}{{ '<image>' }}{% else %}{{ part['text'] }}{% endif %}"
+    "{% endfor %}{% endif %}{{ '<|im_end|>\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
 _TILE: Final = 512
 _TILE_TOKENS: Final = 64
 _QUESTION_TOKENS: Final = 24
@@ -75,13 +86,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--streams", type=int, default=8, help="of texts, and as many chats")
     parser.add_argument("--files", type=int, default=500, help="that are hostile")
     parser.add_argument("--seconds", type=float, default=30.0, help="of streams in each turn")
+    peers.add_arguments(parser)
 
 
 def run(options: argparse.Namespace) -> Result:
-    """Measure what is asked for."""
+    """Measure what is asked for. Raises `BenchError`."""
+    if options.parts == ["peers"] and options.peers is None:
+        raise BenchError("--parts peers: there are none without --peers")
     with tempfile.TemporaryDirectory(prefix="partywall-bench-") as folder:
         _save_model(Path(folder))
-        return Result(asyncio.run(_measure(options, folder)))
+        _save_processor(Path(folder))
+        figures: dict[str, float] = {}
+        if options.parts != ["peers"]:
+            figures |= asyncio.run(_measure(options, folder))
+        if "peers" in options.parts and options.peers is not None:
+            figures |= peers.measure(options, Path(folder))
+        return Result(figures)
 
 
 async def _measure(options: argparse.Namespace, folder: str) -> dict[str, float]:
@@ -136,10 +156,15 @@ def _save_processor(folder: Path) -> None:
     """What a folder of it has beside weights; its tokens are the default model's, and marks."""
     tokenizer = AutoTokenizer.from_pretrained(resolve_model(DEFAULT_MODEL))
     rows = [f"<row_{row}_col_{column}>" for row in range(1, 7) for column in range(1, 7)]
-    marks = ["<image>", "<fake_token_around_image>", "<global-img>", *rows]
+    marks = ["<global-img>", *rows, "<fake_token_around_image>", "<image>"]
     tokenizer.add_special_tokens({"additional_special_tokens": marks})
+    tokenizer.chat_template = _TEMPLATE
     tokenizer.save_pretrained(folder)
-    config = {"image_processor_type": "SmolVLMImageProcessor"}
+    config = {
+        "image_processor_type": "SmolVLMImageProcessor",
+        "size": {"longest_edge": 4 * _TILE},
+        "max_image_size": {"longest_edge": _TILE},
+    }
     (folder / "preprocessor_config.json").write_text(json.dumps(config))
     options = {"processor_class": "SmolVLMProcessor", "image_seq_len": _TILE_TOKENS}
     (folder / "processor_config.json").write_text(json.dumps(options))
@@ -278,7 +303,6 @@ class _Bed:
 
     async def hostile(self, folder: Path) -> dict[str, float]:
         """A text decodes beside files that are looked at, one after the other."""
-        _save_processor(folder)
         eyes = Eyes(folder, most_pixels=40_000_000, seconds=20)
         await eyes.open()
         assert eyes.pid is not None
