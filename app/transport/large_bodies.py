@@ -27,9 +27,7 @@ class LargeBody:
         self._on_allowed()
 
 
-async def large_body(
-    request: Request, most_seconds: float = _ALL_SECONDS
-) -> AsyncIterator[bytes]:
+async def large_body(request: Request, most_seconds: float = _ALL_SECONDS) -> AsyncIterator[bytes]:
     """A body as it comes, however large: so long at most, and no minute of it without a byte.
 
     Raises `ApiError` 400 where it ends early, and 408.

@@ -217,7 +217,9 @@ class StoredFiles:
         order = "REV" if newest_first else ""
         ids: Any = _AGAIN
         while ids == _AGAIN:
-            ids = await self._redis.run_script(_LIST, _books(tenant_id), [after or "", limit, order])
+            ids = await self._redis.run_script(
+                _LIST, _books(tenant_id), [after or "", limit, order]
+            )
         if not ids:
             return None if ids is None else []
         names = [one.decode() for one in ids]
