@@ -10,7 +10,7 @@ from typing_extensions import TypedDict
 from app.routes.files import MOST_LISTED
 from app.transport.forms import FORM
 from app.transport.openapi import JsonObject
-from app.wire.files import PURPOSES, Purpose
+from app.wire.parts.files import PURPOSES, Purpose
 from app.wire.responses import Includable
 
 FILE_FORM: Final[JsonObject] = {

@@ -17,7 +17,7 @@ from app.transport.http import json_response
 from app.transport.server_sent_events import abort_transport
 from app.wire.common import parse
 from app.wire.errors import ApiError, file_not_found, invalid_request, retry_after
-from app.wire.files import PURPOSES, FileForm, FileObject, document_of
+from app.wire.parts.files import PURPOSES, FileForm, FileObject, document_of
 from tenants.errors import FileGone, FilesExceeded, StoreConflict, StoreUnavailable
 from tenants.records import Principal
 from tenants.stored.files import FileRecord, NewFile

@@ -70,7 +70,6 @@ from app.wire.events import (
     TextDelta,
     TextDone,
 )
-from app.wire.files import FileObject
 from app.wire.items import ConversationBody, ItemsBody, MetadataBody
 from app.wire.message_events import (
     MessageError,
@@ -81,6 +80,7 @@ from app.wire.message_events import (
     SentModel,
 )
 from app.wire.messages import CountBody, MessagesBody
+from app.wire.parts.files import FileObject
 from app.wire.responses import CompactBody, CreateBody
 from app.wire.tokenize import DetokenizeBody, TokenizeBody
 

@@ -35,7 +35,7 @@ class ExpiresAfter(Wire):
     """When a file is to expire."""
 
     anchor: Literal["created_at"]
-    seconds: Annotated[int, BeforeValidator(_number), Field(ge=1)]
+    seconds: Annotated[int, Field(ge=1), BeforeValidator(_number)]
 
 
 class FileForm(Wire):
