@@ -13,7 +13,7 @@ from starlette.types import ASGIApp
 from app.context import Service, identified
 from app.routes.list_queries import listed, not_listed, take_page
 from app.transport.forms import read_form
-from app.transport.http import json_response
+from app.transport.http import json_response, unless_gone
 from app.transport.server_sent_events import abort_transport
 from app.wire.common import parse
 from app.wire.errors import ApiError, file_not_found, invalid_request, retry_after
@@ -42,10 +42,10 @@ async def create_file(request: Request) -> ASGIApp:
             if form.file is None:
                 message = f"Missing required parameter: '{_FILE}'."
                 raise invalid_request(message, _FILE, "missing_required_parameter")
-            seconds = _seconds(service, fields)
-            await service.generations.sight.check_file(tenant, form.file.content, _FILE)
-            new = NewFile(form.file.content, form.file.name, fields.purpose, seconds)
-            kept = await _kept(service, principal, new)
+            name, content = form.file
+            new = NewFile(content, name, fields.purpose, _seconds(service, fields))
+            # Of a file whose client has left nobody would know the id.
+            kept = await unless_gone(request, _kept(service, principal, new))
     return json_response(msgspec.json.encode(_shown(kept)))
 
 
@@ -137,7 +137,8 @@ def _seconds(service: Service, fields: FileForm) -> int:
 
 
 async def _kept(service: Service, principal: Principal, new: NewFile) -> FileRecord:
-    """Raises `ApiError` where a tenant may keep no more."""
+    """Raises `ApiError` for what is no picture, and where a tenant may keep no more."""
+    await service.generations.sight.check_file(principal.tenant, new.content, _FILE)
     try:
         return await service.stores.files.put(principal.tenant, new)
     except FilesExceeded as error:

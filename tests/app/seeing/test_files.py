@@ -316,3 +316,22 @@ async def test_bodies_of_uploads_are_held_within_the_room_for_bodies(world: Worl
     assert refused.value.code == "queue_full"
     await uploaded(world, LARGE, tenant="umbra")
     await eventually(lambda: intake._held.total() == 64 * 1024 * 1024 - 100_000)
+
+
+async def test_a_file_whose_client_has_left_is_not_kept(
+    world: World, eyes: ScriptedEyes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks = asyncio.Event()
+
+    async def look(*_: Any) -> Any:
+        looks.set()
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(eyes, "look", look)
+    sending = asyncio.create_task(post(world, **form(files={"file": ("a.png", LARGE)})))
+    await looks.wait()
+    held = world.app.state.service.intake._held
+    assert held.total() == len(LARGE)
+    sending.cancel()
+    await eventually(lambda: held.total() == 0)
+    assert (await world.client().files.list()).data == []
