@@ -115,7 +115,7 @@ class Sight:
     ) -> list[Message]:
         """The messages with what is known of their pictures, to be found again by the same
         `end_user` under the same `cache_key`. Raises `ApiError` naming one that is refused, and as
-        `check` does.
+        `check` does, and `StoreUnavailable`.
         """
         space = tenant.namespace_key, end_user or "", cache_key or ""
         pictures = pictures_in(messages)

@@ -235,6 +235,8 @@ class StoredFiles:
         result = _AGAIN
         while result == _AGAIN:
             result = await self._redis.run_script(_RESERVE, _living(tenant.id), given)
+        if result in (_TOO_MANY, _TOO_LARGE) and 0 in (limits.files, limits.file_bytes):
+            raise FilesExceeded("No files may be kept")
         if result == _TOO_MANY:
             raise FilesExceeded(f"{limits.files} files may be kept: delete one first")
         if result == _TOO_LARGE:

@@ -179,6 +179,17 @@ async def test_a_form_without_a_file_names_it(world: World) -> None:
     assert refusal(answer) == (400, "missing_required_parameter", "file")
 
 
+async def test_a_file_may_come_before_what_it_is_for(world: World) -> None:
+    boundary = {"content-type": "multipart/form-data; boundary=x"}
+    parts = ('name="file"; filename="a.png"', HELLO.decode()), ('name="purpose"', "user_data")
+    body = "".join(
+        f"--x\r\nContent-Disposition: form-data; {head}\r\n\r\n{content}\r\n"
+        for head, content in parts
+    )
+    made = (await post(world, content=f"{body}--x--\r\n", headers=boundary)).json()
+    assert (made["purpose"], made["bytes"], made["filename"]) == ("user_data", 7, "a.png")
+
+
 async def test_the_purposes_that_are_served_are_told(world: World) -> None:
     with pytest.raises(openai.BadRequestError) as refused:
         await world.client().files.create(file=HELLO, purpose="assistants")
@@ -227,7 +238,7 @@ async def test_a_tenant_keeps_so_many_files_and_bytes(world: World) -> None:
     await world.client().files.delete(kept[0])
     await uploaded(world, HELLO)
     await world.limit("acme", files=0)
-    with pytest.raises(openai.BadRequestError, match="0 files may be kept"):
+    with pytest.raises(openai.BadRequestError, match="No files may be kept"):
         await uploaded(world)
     await uploaded(world, tenant="umbra")
 
