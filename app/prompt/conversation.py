@@ -192,7 +192,7 @@ class PromptBuilder:
                 *begun.pictures,
                 *self._template.pictures.shown(ids, len(begun.ids), pictures, request.id),
             ],
-            sent={one.digest: one for one in pictures},
+            sent=_sent(pictures),
         )
         room = self._room(tenant, request)
         if request.truncates and len(ids) > room:
@@ -280,7 +280,7 @@ class PromptBuilder:
             ids,
             end_user=request.sampling.end_user or request.earlier.end_user,
             pictures=list(self._template.pictures.shown(ids, 0, pictures, request.id)),
-            sent={one.digest: one for one in pictures},
+            sent=_sent(pictures),
             tools=tools.digest,
             breakpoints=await self._template.breakpoints(tenant.id, ids, left, render),
             said=await ask(left, opens=False) if request.max_tokens == 0 else None,
@@ -313,6 +313,11 @@ class PromptBuilder:
         context = self._template.context_tokens
         context = min(context, tenant.limits.context_tokens or context)
         return context - (request.max_tokens or context // _ANSWER_PART)
+
+
+def _sent(pictures: Sequence[Picture]) -> dict[bytes, Picture]:
+    """Pictures by their digests, without their URLs: these may be longer than the files."""
+    return {one.digest: replace(one, url="") for one in pictures}
 
 
 def _context(

@@ -299,15 +299,6 @@ async def test_a_picture_is_in_clear_nowhere_in_the_store(world: World) -> None:
     assert b"private" not in held
 
 
-async def test_files_go_with_their_tenant(world: World, admin: httpx.AsyncClient) -> None:
-    file_id = await uploaded(world)
-    assert (await admin.delete("/tenants/acme")).is_success
-    assert await world.redis.execute("KEYS", "pw:{acme}:file*") == []
-    _, world.keys["acme"] = await world.stores.tenants.create_tenant("acme")
-    with pytest.raises(openai.NotFoundError):
-        await world.client().files.retrieve(file_id)
-
-
 async def test_a_download_whose_file_goes_is_no_whole_one(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
