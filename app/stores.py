@@ -33,6 +33,7 @@ from tenants.storage.embedded import EmbeddedStore, attach_or_start
 from tenants.storage.outbox import Outbox
 from tenants.storage.schema import check_schema
 from tenants.store import TenantStore
+from tenants.stored.files import StoredFiles
 from tenants.stored.objects import EditedObjects, StoredObjects, SuspendedResponses
 from tenants.stored.running import RunningResponses
 from tenants.usage.journal import FileJournal, Journal
@@ -59,6 +60,7 @@ class Stores:
     responses: StoredObjects
     conversations: EditedObjects
     completions: EditedObjects
+    files: StoredFiles
     suspended: SuspendedResponses
     running: RunningResponses
     rotation: Rotation
@@ -116,6 +118,7 @@ class Stores:
             responses=StoredObjects(redis, keyring, "response", most),
             conversations=EditedObjects(redis, keyring, "conversation", most),
             completions=EditedObjects(redis, keyring, "completion", most),
+            files=StoredFiles(redis, keyring, default_limits),
             suspended=SuspendedResponses(redis, keyring, most),
             running=RunningResponses(redis, keyring),
             rotation=Rotation(redis, peppers, keyring, tenants, prompts),

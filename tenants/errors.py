@@ -175,6 +175,17 @@ class AdaptersExceeded(StoreError):
     """An owner has as many adapters, versions or bytes of them as it may; nothing was changed."""
 
 
+class FileGone(StoreError):
+    """An uploaded file was deleted, or has expired, while it was read."""
+
+    def __init__(self, file_id: str) -> None:
+        super().__init__(f"there is no file {file_id!r}")
+
+
+class FilesExceeded(StoreError):
+    """A tenant has as many uploaded files, or bytes of them, as it may; nothing was changed."""
+
+
 class InvalidField(StoreError):
     """A value that cannot be accepted; `field` names it."""
 

@@ -38,6 +38,8 @@ HEADS: Final[Mapping[str, int]] = {
     "completion": REVISION_BYTES,
     "adapter": 0,
     "adapter-piece": 0,
+    "file": 0,
+    "file-piece": 0,
 }
 """Kinds of strings that are encrypted, by how many bytes of them are not."""
 

@@ -31,7 +31,7 @@ _NAME = re.compile(rf"(?!.*[\ud800-\udfff]){NAME_PATTERN}")
 # A tenant may be kept from these; nothing at all of the rest is `status: disabled`.
 _MAY_BE_ZERO = frozenset(
     {"sockets", "pinned_blocks", "leased_blocks", "stored_bytes", "lease_seconds"}
-    | {"adapters", "adapter_bytes", "images"}
+    | {"adapters", "adapter_bytes", "images", "files", "file_bytes"}
 )
 
 
@@ -63,6 +63,10 @@ class TenantLimits(msgspec.Struct, frozen=True, kw_only=True):
     """Of the files of all their versions."""
     images: int | None = None
     """Pictures that a conversation shows the model."""
+    files: int | None = None
+    """Files that its clients have uploaded, and it has at once."""
+    file_bytes: int | None = None
+    """Of all these."""
     lease_seconds: int | None = None
     """For how long its requests may lease what they use of the cache, whatever they ask for."""
     soft_budget_micros: int | None = None
@@ -82,7 +86,7 @@ class TenantLimits(msgspec.Struct, frozen=True, kw_only=True):
 
 DEFAULTED = frozenset(
     {"requests_per_minute", "concurrent_streams", "sockets", "queued_requests", "stored_bytes"}
-    | {"adapters", "adapter_bytes", "images"}
+    | {"adapters", "adapter_bytes", "images", "files", "file_bytes"}
 )
 """The limits that a service has defaults for."""
 
@@ -300,15 +304,7 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     kind: Literal[
-        "tenant",
-        "deleted",
-        "keys",
-        "prompts",
-        "adapters",
-        "group",
-        "resync",
-        "cancel",
-        "forget",
+        "tenant", "deleted", "keys", "prompts", "adapters", "group", "resync", "cancel", "forget"
     ]
     tenant_id: str = ""
     name: str = ""

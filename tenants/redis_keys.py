@@ -246,6 +246,26 @@ stored_bytes = _one("stored-bytes", "hash")
 listed = _one("listed", "zset")
 """With expiry: the keys of what is kept and listed, by when it was made."""
 
+file = _several("file", "string")
+"""With expiry, encrypted: `FileRecord` of an uploaded file."""
+
+_file_piece = _several("file-piece", "string")
+
+
+def file_piece(owner: str, file_id: str, number: int) -> str:
+    """String with expiry, encrypted: a piece of an uploaded file."""
+    return _file_piece(owner, f"{file_id}:{number}")
+
+
+file_ends = _one("file-ends", "zset")
+"""With expiry: ids of uploaded files, those that are coming included, by when they expire."""
+
+file_bytes = _one("file-bytes", "hash")
+"""With expiry: id of an uploaded file to its bytes, and ":total"."""
+
+files = _one("files", "zset")
+"""With expiry: ids of uploaded files, by when each was made."""
+
 _text = _several("text", "set")
 
 

@@ -19,7 +19,7 @@ from app.admin.token import Operator
 from app.transport.bodies import content_type, read_body, require_plain
 from app.transport.bounds import Bounds
 from app.transport.large_bodies import large_body
-from app.transport.multipart import boundary_of, parts_of
+from app.transport.multipart import Part, boundary_of, parts_of
 
 CONFIG: Final = "adapter_config.json"
 WEIGHTS: Final = "adapter_model.safetensors"
@@ -90,10 +90,10 @@ async def chunks(file: BinaryIO) -> AsyncIterator[bytes]:
 async def _parts(body: AsyncIterator[bytes], boundary: bytes) -> Files:
     parts = parts_of(body, boundary)
     config = bytearray()
-    async for name, content in parts:
-        if name != CONFIG:
-            raise _complain(name, f"{CONFIG} comes first, then {WEIGHTS}")
-        async for piece in content:
+    async for part in parts:
+        if part.name != CONFIG:
+            raise _complain(part.name, f"{CONFIG} comes first, then {WEIGHTS}")
+        async for piece in part.content:
             config += piece
             if len(config) > _MOST_CONFIG_BYTES:
                 raise _complain(CONFIG, f"has more than {_MOST_CONFIG_BYTES} bytes")
@@ -103,14 +103,14 @@ async def _parts(body: AsyncIterator[bytes], boundary: bytes) -> Files:
     return bytes(config), _weights(parts)
 
 
-async def _weights(parts: AsyncIterator[tuple[str, AsyncIterator[bytes]]]) -> AsyncIterator[bytes]:
+async def _weights(parts: AsyncIterator[Part]) -> AsyncIterator[bytes]:
     """The content of the part that is left."""
     found = False
-    async for name, content in parts:
-        if name != WEIGHTS or found:
-            raise _complain(name, f"only {CONFIG} and {WEIGHTS} are taken, once each")
+    async for part in parts:
+        if part.name != WEIGHTS or found:
+            raise _complain(part.name, f"only {CONFIG} and {WEIGHTS} are taken, once each")
         found = True
-        async for piece in content:
+        async for piece in part.content:
             yield piece
     if not found:
         raise _complain(WEIGHTS, "is not there")

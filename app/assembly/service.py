@@ -131,12 +131,20 @@ def _assembled(
     registered = RegisteredPrompts(stores.prompts, template)
     fetcher = Fetcher(bounds.image_hosts, bounds.max_image_bytes, bounds.image_seconds)
     sees = None if info.picture_token_id is None else eyes
-    sight = Sight(sees, fetcher, workers, bounds.max_image_bytes, stores.limiter.defaults)
+    intake = Intake(bounds)
+    sight = Sight(
+        sees,
+        fetcher,
+        stores.files,
+        intake,
+        workers,
+        bounds.max_image_bytes,
+        stores.limiter.defaults,
+    )
     telling = Telling(registered, sight)
     prompts = PromptBuilder(template, registered, telling)
     late, ttl_seconds = LateWrites(), bounds.response_ttl_seconds
     history = History(stores.responses, ttl_seconds, bounds.history_cache_tokens)
-    intake = Intake(bounds)
     conversations = ConversationStore(stores.conversations, late, ttl_seconds)
     booking = Booking(stores.usage, prices)
     gate = Gate(stores.limiter, stores.budgets, booking, metrics, bounds.max_queued_requests)
@@ -148,7 +156,7 @@ def _assembled(
         adapters=adapters,
         sight=sight,
         pictures=RunningPictures(
-            engine, sight, KeptPictures(history, conversations, workers).url_of
+            engine, sight, KeptPictures(history, conversations, workers).picture
         ),
         template=template,
         prompts=prompts,

@@ -15,13 +15,14 @@ from app.pictures.picture import BadPicture
 from app.prompt.history import SocketHistory
 from app.prompt.picture_style import Shown
 from app.prompt.sight import Sight
+from app.wire.functions import Picture
 from engine.api import EngineError
 from engine.client import EngineClient
 from tenants.errors import StoreUnavailable
 
 _PIECE_BYTES: Final = 1024 * 1024
-KeptUrl = Callable[[str, Shown, SocketHistory | None], Awaitable[str | None]]
-"""The URL of a tenant's picture, where it is still kept."""
+Kept = Callable[[str, Shown, SocketHistory | None], Awaitable[Picture | None]]
+"""A tenant's picture as it was sent, where it is still kept."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,9 +40,9 @@ class RunningPictures:
     The engine may ask again for one that it was brought, for as long as a request runs with it.
     """
 
-    def __init__(self, engine: EngineClient, sight: Sight, kept_url: KeptUrl) -> None:
+    def __init__(self, engine: EngineClient, sight: Sight, kept: Kept) -> None:
         self._sight = sight
-        self._kept_url = kept_url
+        self._kept = kept
         self._running: dict[bytes, list[_Running]] = {}
         """By the engine's name, one for each request that runs with it."""
         self._others = engine.source
@@ -53,7 +54,7 @@ class RunningPictures:
         request, prompt = asked.request, asked.prompt
         own = list[tuple[bytes, _Running]]()
         for use, shown in zip(request.pictures, prompt.pictures, strict=True):
-            load = partial(self._load, request.tenant, shown, prompt.files, on_socket)
+            load = partial(self._load, request.tenant, shown, prompt.sent, on_socket)
             own.append((use.name, _Running(load, shown, request.tenant)))
             self._running.setdefault(use.name, []).append(own[-1][1])
         try:
@@ -63,7 +64,7 @@ class RunningPictures:
                 self._running[name].remove(running)
                 if not self._running[name]:
                     del self._running[name]
-            prompt.files.clear()
+            prompt.sent.clear()
 
     async def bring(self, name: bytes) -> AsyncIterator[bytes]:
         """See `engine.client.Source`."""
@@ -88,16 +89,20 @@ class RunningPictures:
         self,
         tenant: str,
         shown: Shown,
-        files: dict[bytes, bytes],
+        sent: dict[bytes, Picture],
         on_socket: SocketHistory | None,
     ) -> bytes:
-        """The file of a picture: one of `files`, or as it is kept. Raises `BadPicture`."""
-        if shown.digest in files:
-            return files[shown.digest]
-        url = await self._kept_url(tenant, shown, on_socket)
-        if url is None:
+        """The file of a picture: one of those `sent`, or as it is kept. Raises `BadPicture`."""
+        picture = sent.get(shown.digest)
+        if picture is None:
+            picture = await self._kept(tenant, shown, on_socket)
+        if picture is None:
             raise BadPicture("is not kept any more")
-        data = await self._sight.file(tenant, url)
+        if picture.file:
+            return picture.file
+        data = await self._sight.file(tenant, picture)
+        if picture.file_id:
+            return data  # which is never another one
         assert self._sight.eyes is not None
         look = await self._sight.eyes.look(tenant, data, shown.detail)
         if look.digest != shown.digest:

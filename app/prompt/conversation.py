@@ -22,7 +22,7 @@ from app.request.request import GenerationRequest, Item, ItemName, SealedSummary
 from app.request.segments import Segments, digest
 from app.request.template_options import TemplateOptions
 from app.wire.errors import ContextExceeded, invalid_request
-from app.wire.functions import FunctionCall, Message, check_results, pictures_in
+from app.wire.functions import FunctionCall, Message, Picture, check_results, pictures_in
 from app.wire.prompt_cache import MOST_WRITTEN
 from tenants.records import Principal, Tenant
 
@@ -44,7 +44,7 @@ class Prompt:
     which the next turn may write otherwise. Where there is to be no answer, `said` are the ids of
     what is said, without the beginning of one. `context` tells what of the conversation was summed
     up or left out, and `segments` what later prompts are compared with. Its `pictures` come in the
-    order of their tokens; the `files` of those that this turn has brought are by their digests.
+    order of their tokens; those that this turn has `sent` are by their digests.
     """
 
     ids: list[int]
@@ -63,7 +63,7 @@ class Prompt:
     context: bytes = b""
     segments: Segments | None = None
     pictures: list[Shown] = field(default_factory=list)
-    files: dict[bytes, bytes] = field(default_factory=dict)
+    sent: dict[bytes, Picture] = field(default_factory=dict)
 
 
 class PromptBuilder:
@@ -192,7 +192,7 @@ class PromptBuilder:
                 *begun.pictures,
                 *self._template.pictures.shown(ids, len(begun.ids), pictures, request.id),
             ],
-            files={one.digest: one.file for one in pictures},
+            sent=_sent(pictures),
         )
         room = self._room(tenant, request)
         if request.truncates and len(ids) > room:
@@ -280,7 +280,7 @@ class PromptBuilder:
             ids,
             end_user=request.sampling.end_user or request.earlier.end_user,
             pictures=list(self._template.pictures.shown(ids, 0, pictures, request.id)),
-            files={one.digest: one.file for one in pictures},
+            sent=_sent(pictures),
             tools=tools.digest,
             breakpoints=await self._template.breakpoints(tenant.id, ids, left, render),
             said=await ask(left, opens=False) if request.max_tokens == 0 else None,
@@ -313,6 +313,11 @@ class PromptBuilder:
         context = self._template.context_tokens
         context = min(context, tenant.limits.context_tokens or context)
         return context - (request.max_tokens or context // _ANSWER_PART)
+
+
+def _sent(pictures: Sequence[Picture]) -> dict[bytes, Picture]:
+    """Pictures by their digests, without their URLs: these may be longer than the files."""
+    return {one.digest: replace(one, url="") for one in pictures}
 
 
 def _context(

@@ -12,7 +12,7 @@ from app.prompt.history import History, SocketHistory
 from app.prompt.picture_style import Shown
 from app.responses.conversations import ConversationStore
 from app.wire.errors import ApiError
-from app.wire.functions import source_of
+from app.wire.functions import Picture
 from app.workers import Workers
 
 
@@ -26,10 +26,12 @@ class KeptPictures:
         self._conversations = conversations
         self._workers = workers
 
-    async def url_of(
+    async def picture(
         self, tenant_id: str, shown: Shown, on_socket: SocketHistory | None
-    ) -> str | None:
-        """The URL of a picture; `None` where it is not kept any more. Raises `StoreUnavailable`."""
+    ) -> Picture | None:
+        """A picture as it was sent; `None` where it is not kept any more. Raises
+        `StoreUnavailable`.
+        """
         kept = await self._items(tenant_id, shown.origin, on_socket)
         return await self._workers.run(tenant_id, partial(_found, kept, shown.source))
 
@@ -48,17 +50,17 @@ class KeptPictures:
         return () if turn is None else [turn.input or b"[]"]
 
 
-def _found(kept: Sequence[bytes], source: bytes) -> str | None:
-    urls = (url for one in kept if b'"input_image"' in one for url in _urls(one))
-    return next((url for url in urls if source_of(url) == source), None)
+def _found(kept: Sequence[bytes], source: bytes) -> Picture | None:
+    pictures = (sent for one in kept if b'"input_image"' in one for sent in _pictures(one))
+    return next((one for one in pictures if one.source == source), None)
 
 
-def _urls(kept: bytes) -> Iterator[str]:
-    """The URLs of all pictures in an item, or in a list of them."""
+def _pictures(kept: bytes) -> Iterator[Picture]:
+    """All pictures in an item, or in a list of them."""
     decoded = msgspec.json.decode(kept)
     items: list[dict[str, Any]] = decoded if isinstance(decoded, list) else [decoded]
     for item in items:
         for parts in (item.get("content"), item.get("output")):
             for part in parts if isinstance(parts, list) else ():
                 if part.get("type") == "input_image":
-                    yield part["image_url"]
+                    yield Picture(url=part.get("image_url", ""), file_id=part.get("file_id", ""))

@@ -37,17 +37,20 @@ class PageQuery:
 
 
 def take_page(
-    query: list[tuple[str, str]], usual_order: Literal["asc", "desc"] = "desc"
+    query: list[tuple[str, str]],
+    usual_order: Literal["asc", "desc"] = "desc",
+    usual: int = _USUAL,
+    most: int = _MOST,
 ) -> PageQuery:
     """What a query asks for that has nothing else left. Raises `ApiError`."""
     given = dict(query)
     order, after = given.pop("order", usual_order), given.pop("after", None)
-    limit = given.pop("limit", str(_USUAL))
+    limit = given.pop("limit", str(usual))
     refuse_others(list(given.items()))
     if order not in ("asc", "desc"):
         raise invalid_request("'order' is 'asc' or 'desc'.", "order")
-    if not (limit.isascii() and limit.isdigit() and len(limit) < 4 and 1 <= int(limit) <= _MOST):
-        raise invalid_request(f"'limit' is a number from 1 to {_MOST}.", "limit")
+    if not (limit.isascii() and limit.isdigit() and len(limit) < 6 and 1 <= int(limit) <= most):
+        raise invalid_request(f"'limit' is a number from 1 to {most}.", "limit")
     return PageQuery(int(limit), order == "desc", after)
 
 

@@ -17,16 +17,39 @@ from typing import Annotated, Any, Literal, NotRequired, Required, Union, get_ar
 import msgspec
 from fastapi import Body, Path, Query
 from fastapi.routing import APIRoute
-from pydantic import BaseModel, Field
+from pydantic import BaseModel
 from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp
 from typing_extensions import TypedDict
 
 from app.admin import ops
 from app.routes import chat_completions as chats
-from app.routes import conversations, messages, models, prompts, responses
+from app.routes import conversations, files, messages, models, prompts, responses
 from app.routes import tokenize as tokens
 from app.routes.completions import complete_text
+from app.routes.described import (
+    FILE,
+    FILE_FORM,
+    Conversation,
+    Deleted,
+    Error,
+    Following,
+    Including,
+    InputTokens,
+    List,
+    Model,
+    Models,
+    Page,
+    PageOfCompletions,
+    PageOfFiles,
+    PageOfItems,
+    PageOfPrompts,
+    State,
+    Text,
+    Tokens,
+    Version,
+)
 from app.transport.http import Endpoint, json_response
 from app.transport.openapi import JsonObject, openapi_document, reference
 from app.wire.chat import ChatBody, ChatChunk, ChatCompletion
@@ -57,7 +80,8 @@ from app.wire.message_events import (
     SentModel,
 )
 from app.wire.messages import CountBody, MessagesBody
-from app.wire.responses import CompactBody, CreateBody, Includable
+from app.wire.parts.files import FileObject
+from app.wire.responses import CompactBody, CreateBody
 from app.wire.tokenize import DetokenizeBody, TokenizeBody
 
 _VERSION = "1"
@@ -69,6 +93,7 @@ _PROBES = "Probes"
 _TAGS = {
     "Responses": "Answers that can be read again, and gone on from.",
     "Conversations": "What was said, kept under one name.",
+    "Files": "Pictures, uploaded once and named by their ids.",
     "Chat completions": "Answers to a list of messages.",
     "Completions": "Texts that are continued as they are.",
     "Messages": "Answers to the turns of a conversation, as Anthropic's clients ask for them.",
@@ -79,138 +104,6 @@ _TAGS = {
 }
 _NOT_READY = {"content": {"application/json": reference("State")}}
 _EVENTS = "text/event-stream"
-
-
-class ErrorDetail(TypedDict):
-    """What is wrong: `code` is for programs, `param` the field at fault."""
-
-    message: str
-    type: str
-    param: str | None
-    code: str
-
-
-class Error(TypedDict):
-    """Why a request was not served."""
-
-    error: ErrorDetail
-
-
-class Deleted(TypedDict):
-    """What is gone."""
-
-    id: str
-    object: str
-    deleted: Literal[True]
-
-
-class List(TypedDict):
-    """A page; `last_id` is the `after` of the next one, if there are more."""
-
-    object: Literal["list"]
-    data: list[dict[str, Any]]
-    first_id: str | None
-    last_id: str | None
-    has_more: bool
-
-
-class Conversation(TypedDict):
-    """A conversation without its items."""
-
-    id: str
-    object: Literal["conversation"]
-    created_at: int
-    metadata: dict[str, str]
-
-
-class Model(TypedDict):
-    """A model that is served."""
-
-    id: str
-    object: Literal["model"]
-    created: int
-    owned_by: str
-    context_window: int
-
-
-class Models(TypedDict):
-    """Those that are served."""
-
-    object: Literal["list"]
-    data: list[Model]
-
-
-class InputTokens(TypedDict):
-    """How long a prompt is."""
-
-    object: Literal["response.input_tokens"]
-    input_tokens: int
-
-
-class Tokens(TypedDict):
-    """The tokens of a text, or of messages."""
-
-    count: int
-    max_model_len: int
-    tokens: list[int]
-    token_strs: list[str] | None
-
-
-class Text(TypedDict):
-    """The text of tokens."""
-
-    prompt: str
-
-
-class State(TypedDict):
-    """How the service is."""
-
-    status: Literal["ok", "ready", "degraded", "draining", "unavailable"]
-
-
-class Version(TypedDict):
-    """Which version of the service this is."""
-
-    version: str
-
-
-class Including(BaseModel):
-    """What is to be there besides; all that is kept is, always."""
-
-    include: Includable | None = None
-
-
-class Page(BaseModel):
-    """Which part of a list."""
-
-    limit: Annotated[int, Field(ge=1, le=100)] = 20
-    order: Literal["asc", "desc"] | None = None
-    after: Annotated[str | None, Field(description="The id of the item before it.")] = None
-
-
-class PageOfItems(Page, Including):
-    """Which part of a list of items."""
-
-
-class PageOfCompletions(Page):
-    """Which part of those that were made with a model; `metadata[KEY]` filters, too."""
-
-    model: str | None = None
-
-
-class PageOfPrompts(Page):
-    """Which part of the prompts, which are in the order of their names."""
-
-    order: Literal["asc"] | None = None
-
-
-class Following(Including):
-    """Whether its events are wanted, and from where on."""
-
-    stream: Literal["true", "false"] | None = None
-    starting_after: Annotated[
-        int | None, Field(ge=0, lt=10**18, description="The number of the last event seen.")
-    ] = None
 
 
 ResponseEvent = (
@@ -231,13 +124,14 @@ ResponseEvent = (
 @dataclass(frozen=True)
 class Says:
     """What an endpoint takes and gives; `events` names those of its stream, if it has one, and
-    `error` what it is refused with."""
+    `error` what it is refused with. Answers of `bytes` are files; `extra` is as it is written."""
 
     answer: Any
     body: type[Wire] | None = None
     query: type[BaseModel] | None = None
     events: str | None = None
     error: str = "Error"
+    extra: JsonObject | None = None
 
 
 _SAYS: Mapping[str, Mapping[Endpoint, Says]] = {
@@ -267,6 +161,13 @@ _SAYS: Mapping[str, Mapping[Endpoint, Says]] = {
         chats.update_completion: Says(ChatCompletion, MetadataBody),
         chats.delete_completion: Says(Deleted),
         chats.list_messages: Says(List, query=Page),
+    },
+    "Files": {
+        files.create_file: Says(FileObject, extra=FILE_FORM),
+        files.list_files: Says(List, query=PageOfFiles),
+        files.get_file: Says(FileObject),
+        files.delete_file: Says(Deleted),
+        files.get_file_content: Says(bytes),
     },
     "Completions": {complete_text: Says(Completion, CompletionBody, events="Completion")},
     "Messages": {
@@ -344,6 +245,9 @@ def _route(method: str, path: str, endpoint: Endpoint, tag: str, says: Says) -> 
     )
     if says.events is not None:
         gives[200] = {"content": {_EVENTS: reference(says.events)}}
+    is_file = says.answer is bytes
+    if is_file:
+        gives[200] = FILE
     return APIRoute(
         path,
         asked,
@@ -352,10 +256,11 @@ def _route(method: str, path: str, endpoint: Endpoint, tag: str, says: Says) -> 
         operation_id=path[1:] if is_probe else endpoint.__name__,
         name=endpoint.__name__,
         description=inspect.cleandoc(endpoint.__doc__ or ""),
-        response_model=described(says.answer),
+        response_model=None if is_file else described(says.answer),
+        response_class=Response if is_file else JSONResponse,
         response_description="OK",
         responses=gives,
-        openapi_extra={"security": []} if is_probe else None,
+        openapi_extra={"security": []} if is_probe else says.extra,
     )
 
 

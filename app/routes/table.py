@@ -10,7 +10,7 @@ from starlette.types import ASGIApp
 
 from app.admin import ops
 from app.routes import chat_completions as chats
-from app.routes import conversations, messages, models, prompts, responses
+from app.routes import conversations, files, messages, models, prompts, responses
 from app.routes import tokenize as tokens
 from app.routes.completions import complete_text
 from app.routes.openapi import openapi_endpoint
@@ -20,6 +20,7 @@ from app.transport.http import Endpoint, Shape, answering, error_response
 _RESPONSE = "/v1/responses/{response_id}"
 _CONVERSATION = "/v1/conversations/{conversation_id}"
 _ITEM = f"{_CONVERSATION}/items/{{item_id:path}}"
+_FILE = "/v1/files/{file_id}"
 _CHATS = "/v1/chat/completions"
 _MESSAGES = "/v1/messages"
 _BATCHES = f"{_MESSAGES}/batches"
@@ -51,6 +52,13 @@ _ENDPOINTS: dict[str, list[tuple[str, str, Endpoint]]] = {
         ("POST", f"{_CHATS}/{{completion_id}}", chats.update_completion),
         ("DELETE", f"{_CHATS}/{{completion_id}}", chats.delete_completion),
         ("GET", f"{_CHATS}/{{completion_id}}/messages", chats.list_messages),
+    ],
+    "files": [
+        ("POST", "/v1/files", files.create_file),
+        ("GET", "/v1/files", files.list_files),
+        ("GET", _FILE, files.get_file),
+        ("DELETE", _FILE, files.delete_file),
+        ("GET", f"{_FILE}/content", files.get_file_content),
     ],
     "completions": [("POST", "/v1/completions", complete_text)],
     "messages": [

@@ -51,6 +51,12 @@ class LimitSettings(Section):
     default_images: DefaultCount = Field(
         20, description="Pictures of one conversation of such a tenant, where the model sees."
     )
+    default_files: DefaultCount = Field(
+        1000, description="Uploaded files that such a tenant may have at once."
+    )
+    default_file_bytes: DefaultSize = Field(
+        ByteSize(128 * 1024**2), description="All of its uploaded files together."
+    )
     lease_seconds: float = Field(
         0.0,
         ge=0,
@@ -109,7 +115,8 @@ class LimitSettings(Section):
     max_message_bytes: Count = Field(4 * 1024 * 1024, description="Largest request accepted.")
     response_ttl_seconds: Count = Field(
         86_400,
-        description="How long stored responses, conversations and chat completions are kept.",
+        description="How long stored responses, conversations, chat completions and uploaded files "
+        "are kept.",
     )
     resume_grace_seconds: Seconds = Field(
         30.0, description="How long a response without a reader goes on, and can be resumed."

@@ -105,7 +105,8 @@ class Intake(SharedRoom):
 
     def __init__(self, bounds: Bounds) -> None:
         # A socket's message counts twice while it is handed on: as it came, and as it is read.
-        least = max(bounds.max_body_bytes, 2 * bounds.max_message_bytes)
+        sent = bounds.max_body_bytes, 2 * bounds.max_message_bytes, bounds.max_image_bytes
+        least = max(sent)
         size = max(bounds.max_incoming_bytes, least)
         super().__init__(size, max(size // SHARES, least))
 

@@ -27,8 +27,8 @@ class LargeBody:
         self._on_allowed()
 
 
-async def large_body(request: Request) -> AsyncIterator[bytes]:
-    """A body as it comes, however large: at most an hour, and no minute of it without a byte.
+async def large_body(request: Request, most_seconds: float = _ALL_SECONDS) -> AsyncIterator[bytes]:
+    """A body as it comes, however large: so long at most, and no minute of it without a byte.
 
     Raises `ApiError` 400 where it ends early, and 408.
     """
@@ -36,7 +36,7 @@ async def large_body(request: Request) -> AsyncIterator[bytes]:
     if extension is not None:
         extension["body"].allow()
     pieces = request.stream()
-    ends = asyncio.get_running_loop().time() + _ALL_SECONDS
+    ends = asyncio.get_running_loop().time() + most_seconds
     while True:
         try:
             async with asyncio.timeout_at(ends), asyncio.timeout(_SILENCE_SECONDS):

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from email.message import Message
-from email.parser import BytesHeaderParser
+from email.parser import HeaderParser
+from email.utils import collapse_rfc2231_value
+from typing import NamedTuple
 
 from app.wire.errors import invalid_request
 
@@ -12,6 +14,14 @@ _MOST_HEAD_BYTES = 4096
 _MOST_BOUNDARY = 70
 _HEAD_END = b"\r\n\r\n"
 _BROKEN = "The body is no multipart/form-data, or ends early."
+
+
+class Part(NamedTuple):
+    """A part of a body, with its content as it comes."""
+
+    name: str
+    filename: str | None
+    content: AsyncIterator[bytes]
 
 
 def boundary_of(content_type: str) -> bytes:
@@ -24,10 +34,8 @@ def boundary_of(content_type: str) -> bytes:
     return boundary.encode()
 
 
-async def parts_of(
-    body: AsyncIterator[bytes], boundary: bytes
-) -> AsyncIterator[tuple[str, AsyncIterator[bytes]]]:
-    """Each part's name, and its content as it comes; what is not read of it is passed over.
+async def parts_of(body: AsyncIterator[bytes], boundary: bytes) -> AsyncIterator[Part]:
+    """Each part; what is not read of it is passed over.
 
     Raises `ApiError` 400, also while a content is read.
     """
@@ -40,11 +48,11 @@ async def parts_of(
             return
         if end != b"\r\n":
             raise invalid_request(_BROKEN)
-        name = _name(await reader.head())
+        name, filename = _names(await reader.head())
         if not name:
             raise invalid_request("A part of the body has no name.")
         content = reader.until(mark)
-        yield name, content
+        yield Part(name, filename, content)
         async for _ in content:
             pass
 
@@ -89,7 +97,10 @@ class _Reader:
         self._waiting += piece
 
 
-def _name(head: bytes) -> str:
-    """Of the part with these headers; empty where it has none."""
-    name = BytesHeaderParser().parsebytes(head).get_param("name", header="content-disposition")
-    return name if isinstance(name, str) else ""
+def _names(head: bytes) -> tuple[str, str | None]:
+    """The name of the part with these headers, empty where it has none, and of its file."""
+    headers = HeaderParser().parsestr(head.decode(errors="replace"))
+    name = headers.get_param("name", header="content-disposition")
+    filename = headers.get_param("filename", header="content-disposition")
+    called = None if filename is None else collapse_rfc2231_value(filename)
+    return name if isinstance(name, str) else "", called

@@ -132,6 +132,8 @@ completion_not_found = partial(
     _not_found, "stored chat completion", code="completion_not_found", param="completion_id"
 )
 
+file_not_found = partial(_not_found, "file", code="file_not_found")
+
 
 def response_lost(response_id: str) -> ApiError:
     """A 410 for the events of a response whose process is gone, and they with it."""

@@ -43,14 +43,17 @@ def plain(text: str) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Picture:
-    """A picture as somebody has sent it: a `data:` URL, or one of the web.
+    """A picture as somebody has sent it: a `data:` URL or one of the web, or the id of a file that
+    was uploaded.
 
     `param` is the field that it came in. What was kept before is there under its `origin`, the id
-    of a response or of a conversation. Once it was looked at, it has the `file` that was found, the
-    `token_ids` in its place, and the `digest` of what the model is given of it.
+    of a response or of a conversation. Once it was looked at, it has the `file` that was found (but
+    an uploaded one, which can be read again), the `token_ids` in its place, and the `digest` of
+    what the model is given of it.
     """
 
-    url: str
+    url: str = ""
+    file_id: str = ""
     detail: Detail = "auto"
     param: str = ""
     origin: str = ""
@@ -60,13 +63,9 @@ class Picture:
 
     @property
     def source(self) -> bytes:
-        """What its URL is known by."""
-        return source_of(self.url)
-
-
-def source_of(url: str) -> bytes:
-    """What a picture's URL is known by."""
-    return blake2b(url.encode(errors="replace"), digest_size=_DIGEST_BYTES).digest()
+        """What it is known by where it is kept: a digest of its URL, or of its file's id."""
+        sent = self.file_id or self.url
+        return blake2b(sent.encode(errors="replace"), digest_size=_DIGEST_BYTES).digest()
 
 
 @dataclass(frozen=True)

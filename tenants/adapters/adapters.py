@@ -15,10 +15,11 @@ from msgspec.structs import replace
 
 from tenants import redis_keys
 from tenants.adapters.check import Checked, FilesCheck
-from tenants.adapters.files import PIECE_BYTES, AdapterFiles, in_pieces, piece_keys, unlinking
+from tenants.adapters.files import AdapterFiles, in_pieces, piece_keys, unlinking
 from tenants.adapters.heads import Files, Head, Heads, decoded_head, head_document, with_version
 from tenants.adapters.room import MostAdapters, bytes_left, no_limit
 from tenants.at_rest.records import decoded
+from tenants.at_rest.sealer import PIECE_BYTES
 from tenants.errors import AdapterNotFound, AdaptersExceeded, InvalidField
 from tenants.keyring import Keyring
 from tenants.keys.key_store import CACHE_SECONDS, STALE_SECONDS

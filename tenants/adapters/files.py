@@ -12,7 +12,7 @@ from collections.abc import AsyncIterable, AsyncIterator, Sequence
 from typing import Final
 
 from tenants import redis_keys
-from tenants.at_rest.sealer import OVERHEAD_BYTES
+from tenants.at_rest.sealer import PIECE_BYTES
 from tenants.errors import AdapterNotFound, StoreConflict, StoreUnavailable
 from tenants.keyring import Keyring
 from tenants.owners import not_found
@@ -20,8 +20,6 @@ from tenants.records import AdapterRecord
 from tenants.storage.commits import Check, commit_if, exists, holds
 from tenants.storage.connection import Command, GuardedRedis
 
-PIECE_BYTES: Final = (1 << 20) - OVERHEAD_BYTES
-"""With what encryption adds, a value of Redis has 1 MiB at most."""
 _SILENCE_SECONDS: Final = 300
 """After so long without a piece somebody else may begin."""
 _UPLOAD_SECONDS: Final = 3600

@@ -25,6 +25,8 @@ _KEY_BYTES = 32
 HEAD_BYTES = len(_MARK) + _KEY_ID_BYTES + _NONCE_BYTES
 """What no two sealed records have in common: mark, key id and nonce."""
 OVERHEAD_BYTES = HEAD_BYTES + _TAG_BYTES
+PIECE_BYTES = (1 << 20) - OVERHEAD_BYTES
+"""What is long is kept in such pieces: sealed, a value of Redis has 1 MiB at most."""
 _STEP_BYTES = 1 << 20
 """So much is encrypted in about a millisecond; then others have their turn."""
 

@@ -146,6 +146,32 @@ def test_another_question_about_a_picture_finds_it_and_another_picture_does_not(
     assert cached[1] > cached[2]
 
 
+def test_an_uploaded_picture_is_the_same_as_one_that_is_sent(seeing: Seeing) -> None:
+    client = seeing.openai(seeing.service.create_tenant("files"))
+    made = client.files.create(file=("a.png", file_of(drawn(7))), purpose="vision")
+    assert client.files.content(made.id).read() == file_of(drawn(7))
+    content = [{"type": "input_image", "file_id": made.id}, asked(7)[0]["content"][1]]
+    cached = []
+    by_id: list[dict[str, Any]] = [{"role": "user", "content": content}]
+    for said in (by_id, asked(7)):
+        answer: Any = client.responses.create(
+            model=seeing.name,
+            input=said,  # type: ignore[arg-type]
+            temperature=0,
+            max_output_tokens=TOKENS,
+        )
+        assert words_of(answer.output_text) == seeing.says(7, QUESTION)
+        cached.append(answer.usage.input_tokens_details.cached_tokens)
+    assert cached[0] == 0
+    assert cached[1] >= answer.usage.input_tokens - 4
+    with pytest.raises(openai.BadRequestError, match="is none of PNG") as refused:
+        client.files.create(file=("a.png", b"<svg/>"), purpose="vision")
+    assert (refused.value.code, refused.value.param) == ("invalid_image", "file")
+    theirs = seeing.openai(seeing.service.create_tenant("strangers"))
+    with pytest.raises(openai.NotFoundError):
+        theirs.files.content(made.id)
+
+
 def test_another_tenants_picture_is_not_found(seeing: Seeing) -> None:
     for name in ("one", "other"):
         client = seeing.openai(seeing.service.create_tenant(name))

@@ -19,11 +19,12 @@ from tenants.at_rest.pepper import Peppers
 from tenants.errors import StoreUnavailable
 from tenants.groups import ShareGroups
 from tenants.keyring import Keyring
-from tenants.limits.limiter import Admission, Limiter
+from tenants.limits.limiter import NO_LIMITS, Admission, Limiter
 from tenants.prompts.system_prompts import SystemPrompts
 from tenants.records import ApiKey, Change, ShareGroup, Tenant
 from tenants.storage.connection import GuardedRedis, open_redis
 from tenants.store import TenantStore
+from tenants.stored.files import StoredFiles
 from tenants.stored.objects import StoredObjects
 from tenants.writes.audit import Audit
 from tests.tenants.server import Server
@@ -85,6 +86,7 @@ class Room:
         self.adapters = Adapters(link, self.keyring, **ages)
         self.audit = Audit(link)
         self.responses = StoredObjects(link, self.keyring)
+        self.files = StoredFiles(link, self.keyring, NO_LIMITS)
 
 
 OpenRoom = Callable[..., Awaitable[Room]]

@@ -30,6 +30,7 @@ from tenants.idempotency import Attempt, Idempotency
 from tenants.keys.operator_tokens import OperatorTokens
 from tenants.storage import slots
 from tenants.storage.connection import Script, open_redis
+from tenants.stored.files import NewFile
 from tests.tenants.adapters.putting import put
 from tests.tenants.cluster_servers import NUM_SERVERS, ClusterServers
 from tests.tenants.conftest import OpenRoom, Room, cut_off, eventually, everything, listening
@@ -91,6 +92,9 @@ async def test_what_an_operator_writes_is_there_for_all(
         assert (await heard.get()).kind == "prompts"
         await put(room.adapters, "acme-1")
         assert (await heard.get()).kind == "adapters"
+    tenant = await room.store.get_tenant("acme-2")
+    kept = await room.files.put(tenant, NewFile(b"a cat", "cat.png", "vision", 60))
+    assert [piece async for piece in other.files.read("acme-2", kept)] == [b"a cat"]
     assert await room.groups.members("law") == names
     assert [tenant.id for tenant in await other.store.list_tenants()] == names
     assert {entry.owner for entry in await room.audit.read()} == {"@law", *names}

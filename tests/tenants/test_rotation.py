@@ -19,6 +19,7 @@ from tenants.records import MAX_FORMER_SECRETS
 from tenants.rotation import rotation
 from tenants.rotation.rotation import Left, Rotation
 from tenants.storage.connection import GuardedRedis
+from tenants.stored.files import NewFile
 from tenants.stored.objects import REVISION_BYTES, EditedObjects
 from tenants.stored.running import RunningResponses
 from tests.tenants.adapters.putting import put, read
@@ -54,6 +55,8 @@ async def filled(link: GuardedRedis, peppers: Peppers) -> tuple[Room, str]:
         await put(room.adapters, owner, weights=b"weights of " + owner.encode())
     await room.responses.save("acme", "resp_1", b"answer", 60)
     await _conversations(room).put("acme", "conv_1", b"talk", 60, listed_at=1.0)
+    acme = await room.store.get_tenant("acme")
+    await room.files.put(acme, NewFile(b"a cat", "cat.png", "vision", 60))
     running = RunningResponses(link, room.keyring)
     running.note_begin("acme", "resp_2", b"running")
     assert await running._write()
@@ -79,6 +82,9 @@ async def check_filled(room: Room, key: str) -> None:
         assert await read(room.adapters, adapter) == b"weights of " + owner.encode()
     assert await room.responses.load("acme", "resp_1") == b"answer"
     assert ((await _conversations(room).load("acme", "conv_1")) or b"")[REVISION_BYTES:] == b"talk"
+    [(_, kept)] = await room.files.listed("acme", None, newest_first=True, limit=10) or ()
+    assert kept is not None
+    assert [piece async for piece in room.files.read("acme", kept)] == [b"a cat"]
     running = await RunningResponses(room.redis, room.keyring).find("acme", "resp_2")
     assert running is not None
     assert running.content == b"running"
@@ -96,9 +102,9 @@ async def test_a_namespace_secret_is_replaced_and_all_is_encrypted_anew(
     await check_filled(room, key)
     held = everything(raw)
     left = await rotating(room, BEFORE).run()
-    # Two versions of two prompts, record and two pieces of two adapters, and what runs; answer and
-    # talk were encrypted anew when they were read.
-    assert left == Left(rewritten=11)
+    # Two versions of two prompts, record and two pieces of two adapters, record and piece of a
+    # file, and what runs; answer and talk were encrypted anew when they were read.
+    assert left == Left(rewritten=13)
     await check_filled(room, key)
     assert (await room.store.get_tenant("acme")).former_secrets == ()
     assert (await room.groups.get("law")).former_secrets == ()

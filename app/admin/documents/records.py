@@ -130,6 +130,10 @@ class Limits(Document):
     images: LimitOrNone | Unlimited | None = Field(
         None, description="Pictures that a conversation shows the model."
     )
+    files: LimitOrNone | Unlimited | None = Field(
+        None, description="Files that its clients have uploaded, and it has at once."
+    )
+    file_bytes: LimitOrNone | Unlimited | None = Field(None, description="Of all these.")
     lease_seconds: LimitOrNone | None = Field(
         None, description="For how long its requests may lease cached KV blocks, at most."
     )

@@ -1,1 +1,1 @@
-"""Parts of messages that are no text."""
+"""Parts of messages that are no text, and the files that these name."""

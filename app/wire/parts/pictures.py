@@ -7,24 +7,34 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, Tag
 
-from app.wire.common import CacheControl, Declined, Wire, by_type
+from app.wire.common import CacheControl, Identifier, Wire, by_type
 from app.wire.errors import invalid_request
 from app.wire.functions import PLACE, REPLACEMENT, Detail, Message, Picture, plain
 from app.wire.prompt_cache import MarkedPart
 
 
 class InputImage(MarkedPart):
-    """A picture in the Responses API: a `data:` URL, or one of the web."""
+    """A picture in the Responses API: a `data:` URL or one of the web, or an uploaded file."""
 
     type: Literal["input_image"]
-    file_id: Declined = None
-    image_url: str
+    file_id: Identifier | None = None
+    image_url: str | None = None
     detail: Detail | None = None
     cache_control: CacheControl | None = None
 
     def picture(self, param: str) -> Picture:
-        """It in words of no API, as the part `param`."""
-        return Picture(url=self.image_url, detail=self.detail or "auto", param=f"{param}.image_url")
+        """It in words of no API, as the part `param`. Raises `ApiError` unless it is told once."""
+        detail, url, file_id = self.detail or "auto", self.image_url, self.file_id
+        if url is not None and file_id is not None:
+            message = f"'{param}' has both 'image_url' and 'file_id': send one of them."
+            raise invalid_request(message, f"{param}.file_id")
+        if file_id is not None:
+            return Picture(file_id=file_id, detail=detail, param=f"{param}.file_id")
+        param = f"{param}.image_url"
+        if url is None:
+            message = f"Missing required parameter: '{param}', or 'file_id' in its place."
+            raise invalid_request(message, param, "missing_required_parameter")
+        return Picture(url=url, detail=detail, param=param)
 
 
 class ImageUrl(Wire):

@@ -34,6 +34,13 @@ async def respond(world: World, **fields: Any) -> Any:
     return await world.client().responses.create(**{"model": MODEL, **fields})
 
 
+async def uploaded(
+    world: World, data: bytes = HELLO, tenant: str = "acme", purpose: Any = "vision"
+) -> str:
+    """The id of a file."""
+    return (await world.client(tenant).files.create(file=data, purpose=purpose)).id
+
+
 class ScriptedEyes:
     """See how many tokens a picture says that it has, between two marks."""
 

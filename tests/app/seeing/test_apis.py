@@ -201,7 +201,6 @@ async def test_other_pictures_in_the_same_place_are_not_found(world: World) -> N
             "not fetched here",
         ),
         ({"type": "input_image"}, "image_url", "missing_required_parameter", ""),
-        ({"type": "input_image", "file_id": "f"}, "file_id", "unsupported_value", "not supported"),
         (input_image(HELLO, detail="huge"), "detail", "invalid_value", ""),
         ({"type": "input_file"}, "", "unsupported_value", "only text and images"),
     ],

@@ -20,7 +20,10 @@ from tests.app.conftest import MODEL, World, eventually
 
 _LONG = 64 * 1024
 _BOUNDS = Bounds(
-    max_body_bytes=2 * _LONG, max_message_bytes=_LONG, max_incoming_bytes=4 * 2 * _LONG
+    max_body_bytes=2 * _LONG,
+    max_message_bytes=_LONG,
+    max_image_bytes=2 * _LONG,
+    max_incoming_bytes=4 * 2 * _LONG,
 )
 
 

@@ -25,8 +25,8 @@ async def cut(body: bytes, size: int) -> AsyncIterator[bytes]:
 
 async def found(body: bytes, size: int = 1000) -> list[tuple[str, bytes]]:
     return [
-        (name, b"".join([piece async for piece in content]))
-        async for name, content in parts_of(cut(body, size), b"x--y")
+        (part.name, b"".join([piece async for piece in part.content]))
+        async for part in parts_of(cut(body, size), b"x--y")
     ]
 
 
@@ -37,8 +37,23 @@ async def test_parts_are_found_however_they_come(size: int) -> None:
 
 @pytest.mark.parametrize("size", [1, 1000])
 async def test_what_is_not_read_of_a_part_is_passed_over(size: int) -> None:
-    names = [name async for name, _ in parts_of(cut(BODY, size), b"x--y")]
-    assert names == ["one", "two"]
+    parts = [part async for part in parts_of(cut(BODY, size), b"x--y")]
+    assert [(one.name, one.filename) for one in parts] == [("one", "a"), ("two", None)]
+
+
+@pytest.mark.parametrize(
+    ("written", "filename"),
+    [
+        ('filename="Bär.png"', "Bär.png"),
+        ('filename="a \\"b\\".png"', 'a "b".png'),
+        ("filename*=UTF-8''B%C3%A4r.png", "Bär.png"),
+        ('filename=""', ""),
+    ],
+)
+async def test_a_file_has_the_name_that_it_was_sent_with(written: str, filename: str) -> None:
+    body = BODY.replace(b'filename="a"', written.encode())
+    [first, _] = [part async for part in parts_of(cut(body, 1000), b"x--y")]
+    assert first.filename == filename
 
 
 async def test_a_long_part_comes_while_it_comes() -> None:
@@ -52,9 +67,9 @@ async def test_a_long_part_comes_while_it_comes() -> None:
             yield b"\r" * 1000
         yield b"\r\n--x--y--"
 
-    async for _, content in parts_of(body(), b"x--y"):
+    async for part in parts_of(body(), b"x--y"):
         size = 0
-        async for piece in content:
+        async for piece in part.content:
             size += len(piece)
             assert at - size < 1000 + len(b"\r\n--x--y")
         assert size == 100_000

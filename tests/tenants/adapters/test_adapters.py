@@ -12,8 +12,8 @@ from msgspec.structs import replace
 
 from tenants import redis_keys
 from tenants.adapters.adapters import Adapters
-from tenants.adapters.files import PIECE_BYTES
 from tenants.adapters.room import MostAdapters
+from tenants.at_rest.sealer import PIECE_BYTES
 from tenants.errors import (
     AdapterNotFound,
     AdaptersExceeded,
