@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor
 
@@ -66,3 +68,23 @@ def attend(
     if batch.mutual and (sliding_window is not None or not batch.mutual_in_windows):
         reference.attend_mutually(query, kv, batch, *options, result)
     return result
+
+
+def attend_in_parts(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    most: int,
+    *,
+    scale: float,
+    backend: Backend | None = None,
+) -> Iterator[Tensor]:
+    """Attention of every query over all keys of one sequence, which lie in no blocks.
+
+    `query` is [num_tokens, num_heads, head_dim], `key` and `value` are [num_keys, num_kv_heads,
+    head_dim], with any strides but the last; results, [num_queries, num_heads, head_dim], are of at
+    most so many queries, one part behind the other.
+    """
+    room = backends.room("attention", query.device, backend)
+    found: Iterator[Tensor] = room.attend_in_parts(query, key, value, most, scale)
+    return found

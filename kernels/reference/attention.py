@@ -6,8 +6,11 @@ queries of float64: so it is what the other rooms are measured against.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
 
 from kernels.kv_format import dequantize, is_quantized, quantize
 from kernels.types import AttentionBatch, AttentionShape
@@ -90,6 +93,19 @@ def attend_mutually(
         rows = slice(one.first_token, one.first_token + one.num_queries)
         seen = values[..., :value_dim], visible.to(kv.device)
         output[rows] = _attend(query[rows], keys, *seen, scale, softcap, sinks)
+
+
+def attend_in_parts(
+    query: Tensor, key: Tensor, value: Tensor, most: int, scale: float
+) -> Iterator[Tensor]:
+    """See `kernels.attention.attend_in_parts`."""
+    keys, values = (tensor.transpose(0, 1)[None] for tensor in (key, value))
+    has_groups = query.shape[1] != key.shape[1]
+    for rows in torch.split(query, most):
+        found = scaled_dot_product_attention(
+            rows.transpose(0, 1)[None], keys, values, scale=scale, enable_gqa=has_groups
+        )
+        yield found[0].transpose(0, 1)
 
 
 def gather(kv: Tensor, block_table: Tensor, begin: int, end: int) -> tuple[Tensor, Tensor]:

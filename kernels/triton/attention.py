@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from kernels.kv_format import is_quantized, row_size
+from kernels.reference.attention import attend_in_parts as attend_in_parts
 from kernels.triton import cache as triton_cache
 from kernels.triton.decode import attend_decode
 from kernels.triton.prefill import attend_chunks, chunks_of

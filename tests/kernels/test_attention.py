@@ -14,7 +14,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kernels.attention import attend, write_kv
+from kernels.attention import attend, attend_in_parts, write_kv
 from kernels.backends import Backend
 from kernels.native import library
 from tests.effort import scaled
@@ -223,6 +223,30 @@ def test_nothing_is_read_in_front_of_a_window_or_chunk(
         expected = run(backend, example, **options)
         poisoned = example.poisoned(0, first_seen(context - count))
         assert torch.equal(run(backend, poisoned, **options), expected), options
+
+
+@on_every_backend
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("head_dim", [16, 72, 80, 128])
+@pytest.mark.parametrize(("num_keys", "most"), [(5, 3), (16, 16), (301, 100), (600, 1000)])
+def test_queries_in_parts_see_all_keys(
+    backend: Backend, dtype: torch.dtype, head_dim: int, num_keys: int, most: int
+) -> None:
+    random = torch.Generator().manual_seed(0)
+    query = torch.randn(301, 4, head_dim, generator=random).to(dtype)
+    key, value = (
+        torch.randn(2, num_keys, head_dim, generator=random).to(dtype).transpose(0, 1)
+        for _ in range(2)
+    )
+    parts = list(attend_in_parts(query, key, value, most, scale=0.2, backend=backend))
+    assert [len(part) for part in parts] == [
+        min(most, 301 - start) for start in range(0, 301, most)
+    ]
+    query, key, value = (one.double().transpose(0, 1) for one in (query, key, value))
+    weights = (query @ key.repeat_interleave(2, 0).mT * 0.2).softmax(-1)
+    expected = (weights @ value.repeat_interleave(2, 0)).transpose(0, 1)
+    found = torch.cat(parts).double()
+    torch.testing.assert_close(found, expected, rtol=0, atol=2 * TOLERANCE[dtype])
 
 
 @on_every_backend

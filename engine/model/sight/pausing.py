@@ -7,6 +7,7 @@ that the results are the same.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from itertools import repeat
 from typing import Any, Final
 
 import torch
@@ -15,6 +16,8 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 
+from kernels.attention import attend_in_parts
+
 Pause = Callable[[], None]
 
 _ATTENTION: Final = "partywall_pausing"
@@ -22,6 +25,9 @@ _MOST_PRODUCTS: Final = 1 << 28
 """Multiplications between two pauses, about: few milliseconds, and twenty on a slow machine. The
 same on all, and at any time, or the same picture would be rounded otherwise when it is seen again.
 """
+
+_FEWEST_QUERIES: Final = 32
+"""At a time: with fewer, keys would be read too often."""
 
 
 def let_pause(tower: PreTrainedModel, pause: Pause) -> None:
@@ -77,14 +83,46 @@ def _attention(
     """The `AttentionInterface` function: all are [batch, heads, tokens, head_dim], of equally many
     heads, and a query sees what the mask lets it. The result is [batch, tokens, heads, head_dim].
     """
-    products = 2 * key.numel()
-    most = max(1, _MOST_PRODUCTS // products)
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    masks = (
+        repeat(None) if attention_mask is None else attention_mask.expand(len(query), -1, -1, -1)
+    )
     found = []
-    for start in range(0, query.shape[2], most):
-        module.pause()
-        mask = attention_mask
-        if mask is not None and mask.shape[2] > 1:
-            mask = mask[:, :, start : start + most]
-        part = query[:, :, start : start + most]
-        found.append(scaled_dot_product_attention(part, key, value, mask, scale=scaling))
-    return torch.cat(found, dim=2).transpose(1, 2), None
+    for queries, keys, values, mask in zip(query, key, value, masks, strict=False):
+        most = max(_FEWEST_QUERIES, _MOST_PRODUCTS // (2 * keys.numel()))
+        parts = _attended(queries, keys, values, mask, most, scale)
+        done = []
+        while True:
+            module.pause()
+            part = next(parts, None)
+            if part is None:
+                break
+            done.append(part)
+        found.append(torch.cat(done))
+    return torch.stack(found), None
+
+
+def _attended(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, most: int, scale: float
+) -> Iterator[Tensor]:
+    """Of one sequence, at most so many queries at a time: [num_queries, heads, head_dim] each."""
+    seen = None if mask is None else _seen_by_all(mask)
+    if mask is None or seen is not None:
+        keys, values = (
+            (one if seen is None else one[:, seen]).transpose(0, 1) for one in (key, value)
+        )
+        yield from attend_in_parts(query.transpose(0, 1), keys, values, most, scale=scale)
+        return
+    for start in range(0, query.shape[1], most):
+        rows = slice(start, start + most)
+        part = mask[:, rows] if mask.shape[1] > 1 else mask
+        found = scaled_dot_product_attention(query[:, rows], key, value, part, scale=scale)
+        yield found.transpose(0, 1)
+
+
+def _seen_by_all(mask: Tensor) -> Tensor | None:
+    """The keys that each query sees, [num_keys] bool, where all see the same ones."""
+    if mask.dtype != torch.bool:
+        return None
+    first = mask[0, 0]
+    return first if bool((mask == first).all()) else None

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import partial
 from struct import Struct
+from typing import Final
 
 import torch
 from torch import Tensor
@@ -18,6 +20,10 @@ _CALL = Struct("=12q19q2d")
 
 _WRITE = Struct("=4q4q4q6q")
 """`pw_cache_write` of `layers/cache.h`."""
+
+
+_BLOCK_SIZE: Final = 16
+"""Of keys that come in no blocks."""
 
 
 def prepare(shape: AttentionShape) -> None:
@@ -72,6 +78,42 @@ def attend(
     if _attend(pack_call(places, heads, dtype, kv, batch, *options)) != 0:
         raise MemoryError("no memory for the partial results of attention")
     return output
+
+
+def attend_in_parts(
+    query: Tensor, key: Tensor, value: Tensor, most: int, scale: float
+) -> Iterator[Tensor]:
+    """See `kernels.attention.attend_in_parts`: queries are sequences that share a run of keys."""
+    num_keys, num_heads, head_dim = key.shape
+    num_blocks = -(-num_keys // _BLOCK_SIZE)
+    kv = torch.empty((num_blocks, 2, num_heads, _BLOCK_SIZE, head_dim), dtype=key.dtype)
+    write_kv(key, value, kv, torch.arange(num_keys))
+    shared = num_keys // _BLOCK_SIZE * _BLOCK_SIZE
+    for rows in torch.split(query, most):
+        yield attend(
+            rows, kv, _side_by_side(len(rows), num_keys, shared, num_blocks), scale, None, None
+        )
+
+
+def _side_by_side(count: int, num_keys: int, shared: int, num_blocks: int) -> AttentionBatch:
+    """So many queries that see all keys, of which they share the first ones."""
+
+    def numbers(*values: int) -> Tensor:
+        return torch.tensor(values, dtype=torch.int32)
+
+    members = torch.arange(count, dtype=torch.int32)
+    starts = torch.full((count,), shared, dtype=torch.int32)
+    ends = numbers(0, count)
+    groups = PrefixGroups(numbers(0), numbers(shared), ends, members, starts, count)
+    return AttentionBatch(
+        block_tables=torch.arange(num_blocks, dtype=torch.int32).expand(count, -1),
+        query_starts=torch.arange(count + 1, dtype=torch.int32),
+        context_lens=torch.full((count,), num_keys, dtype=torch.int32),
+        slots=torch.empty(0, dtype=torch.int64),
+        max_query_len=1,
+        max_context_len=num_keys,
+        groups=groups if shared else None,
+    )
 
 
 def pack_call(

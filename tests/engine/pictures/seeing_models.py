@@ -115,6 +115,8 @@ def seeing_model(family: str, folder: Path, **text: Any) -> PreTrainedModel:
         for name, parameter in model.named_parameters():
             if parameter.dim() > 1 and not name.startswith(("lm_head", "model.language_model")):
                 parameter.mul_(4)
+                if not parameter.any():  # as Gemma 3's begins
+                    parameter.normal_()
         model.get_input_embeddings().weight[IMAGE] = 0  # so that none is ever drawn
     model.generation_config = GenerationConfig(eos_token_id=EOS, pad_token_id=0)
     model.save_pretrained(folder)

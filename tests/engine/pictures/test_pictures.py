@@ -75,7 +75,7 @@ def prompts_of(one: Shown, other: Shown) -> list[list[Part]]:
     """With pictures before, behind and between words, and none."""
     return [
         [*words(1, 9), one, *words(2, 7)],
-        [one, 40, other, *words(3, 5)],
+        [one, 41, other, *words(3, 5)],
         [*words(4, 30), other, *words(5, 3), one, *words(6, 20)],
         words(7, 12),
     ]
