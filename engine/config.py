@@ -68,7 +68,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     adapter_memory_bytes: Annotated[int, Meta(ge=0)] = 1 << 29
     """For adapters that are not in the KV memory, beside what requests wait for."""
     picture_memory_bytes: Annotated[int, Meta(ge=0)] = 1 << 28
-    """For what was seen of pictures, beside that of those which requests show."""
+    """For what was seen of pictures that requests show at a time, about."""
     kept_dir: str | None = None
     """Where pinned and leased blocks are kept over a restart; `None`: nowhere."""
     kept_bytes: Count = 1 << 30

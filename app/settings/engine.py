@@ -53,8 +53,8 @@ class EngineSettings(Section):
     )
     picture_memory: ByteSize = Field(
         ByteSize(256 * 1024**2),
-        description="Memory for what the model has seen of pictures, beside that of those which "
-        "requests show; others are looked at again.",
+        description="Memory for what the model has seen of pictures that requests show at a time: "
+        "above it others wait. What no request shows lies in the KV cache, by its worth.",
     )
     kept_disk: ByteSize = Field(
         ByteSize(1024**3),

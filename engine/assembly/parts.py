@@ -175,6 +175,7 @@ def profiled_kv_bytes(
         needs[-1],
         step=max(one.step for one in needs),
         graphs=sum(one.graphs for one in needs),
+        pictures=0 if model.weights.tower is None else config.picture_memory_bytes,
     )
     return gpu_kv_bytes(together, layout, longest)
 

@@ -42,10 +42,14 @@ class Seen:
     """How many places these take of the prompt's; of no account where they are as any others."""
 
     @property
+    def tensors(self) -> tuple[Tensor | None, ...]:
+        """All of them, those of the widest type first."""
+        return self.turned, self.values, self.deep
+
+    @property
     def num_bytes(self) -> int:
         """Of memory."""
-        tensors = (self.values, self.deep, self.turned)
-        return sum(tensor.nbytes for tensor in tensors if tensor is not None)
+        return sum(tensor.nbytes for tensor in self.tensors if tensor is not None)
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,6 +34,8 @@ class Needs:
     """By the largest step."""
     graphs: int
     """By recorded steps."""
+    pictures: int = 0
+    """By what was seen of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,11 +91,13 @@ def gpu_kv_bytes(needs: Needs, layout: Layout, longest: int) -> int:
 
     The other arguments and errors are those of `automatic_kv_bytes`.
     """
-    chosen = int(needs.total * _GPU_SHARE) - needs.used - needs.step - needs.graphs
+    taken = needs.used + needs.step + needs.graphs + needs.pictures
+    chosen = int(needs.total * _GPU_SHARE) - taken
     found = (
         f"of {needs.total // _MIB} MiB of the GPU {needs.used // _MIB} are taken by weights, "
-        f"libraries and other processes, {needs.step // _MIB} are for the largest step, and "
-        f"{needs.graphs // _MIB} for CUDA graphs"
+        f"libraries and other processes, {needs.step // _MIB} are for the largest step, "
+        f"{needs.pictures // _MIB} for what is seen of pictures, and {needs.graphs // _MIB} for "
+        "CUDA graphs"
     )
     tokens = layout.tokens_in(chosen)
     if tokens < min(_LEAST_TOKENS, longest):

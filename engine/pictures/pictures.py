@@ -2,8 +2,9 @@
 
 The service is asked for a picture once; the tower sees one at a time, in slices of bounded time
 between steps, those of tenants in turn. Whose request it was for is charged for that as for so many
-tokens of a prompt. What it has seen stays, as long as memory allows, for whoever shows the same
-picture in the same namespace, and for those that run with it until they end.
+tokens of a prompt. What it has seen is there for those that show it until they end, and lies among
+the keys of the block pool then, for whoever shows the same picture in the same namespace
+(`engine.pictures.stored`).
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from typing import Final, NamedTuple
 from engine.adapters.adapter import Arrival
 from engine.api import EngineRequest, PictureUse, TenantShare
 from engine.pictures.sight import Sight
+from engine.pictures.stored import StoredPictures
 from engine.schedule.scheduler import Scheduler
 from engine.system.delivery import Delivery
 from engine.system.turns import Turns
@@ -47,6 +49,10 @@ class _Coming:
     delivery: Delivery = field(default_factory=Delivery)
     pieces: list[bytes] | None = None
     """All of it, once it is here, until the tower sees it."""
+    is_cached: bool = True
+    """Whether the first one who wants it lets others find what is computed of it."""
+    seconds: float = 0.0
+    """For which the tower has seen it."""
 
 
 class _Kept(NamedTuple):
@@ -54,21 +60,29 @@ class _Kept(NamedTuple):
 
     tenant: str
     num_bytes: int
+    seconds: float | None
+    """That it took; `None` for what is not to be found any more."""
 
 
 class Pictures:
     """Those of all tenants."""
 
     def __init__(
-        self, scheduler: Scheduler, sight: Sight, most_bytes: int, most_seconds: float
+        self,
+        scheduler: Scheduler,
+        sight: Sight,
+        stored: StoredPictures | None,
+        most_bytes: int,
+        most_seconds: float,
     ) -> None:
-        """So many bytes of what was seen are kept, beside what requests show, and a slice beside
-        steps takes so many seconds at most.
+        """Requests show so many bytes at a time, about, and a slice beside steps takes so many
+        seconds at most. Nothing of what nobody shows is kept where nothing can be `stored`.
         """
         self.wanted: list[bytes] = []
         """Names of those that the service is to be asked for."""
         self._lifecycle = scheduler.lifecycle
         self._sight = sight
+        self._stored = stored
         self._most_bytes = most_bytes
         self._most_seconds = most_seconds
         self._waiting: OrderedDict[str, Arrival] = OrderedDict()
@@ -77,8 +91,12 @@ class Pictures:
         """Those that the service has brought."""
         self._looked_at: bytes | None = None
         """What the tower sees just now."""
-        self._kept: OrderedDict[bytes, _Kept] = OrderedDict()
-        """What was seen, the least recently used first."""
+        self._turn_of = ""
+        """Whose turn that is."""
+        self._kept: dict[bytes, _Kept] = {}
+        """What requests show, or have shown until now."""
+        self._has_grown = False
+        """Whether that was more since it was looked through."""
         self._rested_at = 0.0
         """When the last slice ended."""
         self.num_seen = 0
@@ -95,17 +113,34 @@ class Pictures:
         there as long as it is.
         """
         self._waiting[arrival.request.request_id] = arrival
-        for use in arrival.request.pictures:
-            self._want(arrival.request, use)
 
-    def _want(self, request: EngineRequest, use: PictureUse) -> None:
-        if use.name in self._kept:
-            self._kept.move_to_end(use.name)
-        elif use.name not in self._coming:
-            token_ids = request.prompt[use.start : use.end]
-            one = self._coming[use.name] = _Coming(request.tenant, request.share, token_ids)
-            one.delivery.ask()
-            self.wanted.append(use.name)
+    def _is_here(self, request: EngineRequest, use: PictureUse) -> bool:
+        """Whether a picture was seen; if not, it will be, as soon as others may be shown."""
+        if use.name in self._kept or use.name in self._coming:
+            return use.name in self._kept
+        if self._stored is not None and use.name in self._stored:
+            if self._is_full:
+                return False
+            self._keep(use.name, _Kept(request.tenant, *self._stored.restore(use.name)))
+            return True
+        token_ids = request.prompt[use.start : use.end]
+        one = self._coming[use.name] = _Coming(request.tenant, request.share, token_ids)
+        up_to = request.cache.up_to
+        one.is_cached = up_to is None or use.start < up_to
+        one.delivery.ask()
+        self.wanted.append(use.name)
+        return False
+
+    @property
+    def _is_full(self) -> bool:
+        """Whether more is to be shown only once others have ended."""
+        if sum(one.num_bytes for one in self._kept.values()) < self._most_bytes:
+            return False
+        return any(group.request.pictures for group in self._lifecycle.live.values())
+
+    def _keep(self, name: bytes, kept: _Kept) -> None:
+        self._kept[name] = kept
+        self._has_grown = True
 
     def abort(self, request_id: str, index: int | None) -> EngineRequest | None:
         """End a request that waits, or one sequence of it; returns it as it was, if it waits."""
@@ -144,13 +179,20 @@ class Pictures:
         for name, one in list(self._kept.items()):
             if one.tenant == tenant and name not in shown:
                 self._forget(name)
+            elif one.tenant == tenant:
+                self._kept[name] = one._replace(seconds=None)
 
     def ready(self) -> Iterator[Shown]:
         """Who waits no longer."""
         for name, arrival in list(self._waiting.items()):
-            if all(use.name in self._kept for use in arrival.request.pictures):
+            request = arrival.request
+            are_here = [self._is_here(request, use) for use in request.pictures]
+            if all(are_here):
                 del self._waiting[name]
                 yield Shown(arrival)
+        if self._has_grown:
+            self._has_grown = False
+            self._put_away()
 
     def advance(self, patience: float) -> Iterator[Shown]:
         """Let the tower see for a slice, which is longer where the loop has no steps to go on with:
@@ -164,7 +206,9 @@ class Pictures:
                 time.sleep(patience)
         else:
             is_done = self._sight.advance(self._slice(began, patience))
-            self.seconds += time.monotonic() - began
+            seconds = time.monotonic() - began
+            self.seconds += seconds
+            self._coming[self._looked_at].seconds += seconds
             if is_done:
                 yield from self._take(self._looked_at)
         self._rested_at = time.monotonic()
@@ -179,14 +223,14 @@ class Pictures:
         return max(_LEAST_SECONDS, min(self._most_seconds, _SHARE * (now - self._rested_at)))
 
     def _look(self) -> None:
-        """Have the next picture seen, if one is here."""
-        while (turn := self._here.take()) is not None:
+        """Have the next picture seen, if one is here and may be shown."""
+        while not self._is_full and (turn := self._here.take()) is not None:
             tenant, name = turn
             one = self._coming.get(name)
             if one is None or one.pieces is None:
                 self._here.end(tenant)  # nobody waits for it any more, or it is to come again
                 continue
-            self._looked_at = name
+            self._looked_at, self._turn_of = name, tenant
             self._sight.begin(one.pieces, one.token_ids)
             one.pieces = None
             return
@@ -194,7 +238,7 @@ class Pictures:
     def _take(self, name: bytes) -> Iterator[Shown]:
         """The tower is done with it."""
         self._looked_at = None
-        self._here.end(self._coming[name].tenant)
+        self._here.end(self._turn_of)  # who wants it now may be another
         try:
             num_bytes = self._sight.keep(name)
         except Exception as error:  # noqa: BLE001 - whatever a picture makes a tower raise
@@ -204,8 +248,8 @@ class Pictures:
         one = self._coming.pop(name)
         self.num_seen += 1
         self._charge(one)
-        self._kept[name] = _Kept(one.tenant, num_bytes)
-        self._shrink()
+        seconds = one.seconds if one.is_cached else None
+        self._keep(name, _Kept(one.tenant, num_bytes, seconds))
 
     def _charge(self, one: _Coming) -> None:
         """A tenant pays for what was seen as for a prompt, before its request comes in."""
@@ -231,16 +275,14 @@ class Pictures:
         for name in self._coming.keys() - names - {self._looked_at}:
             del self._coming[name]
 
-    def _shrink(self) -> None:
-        """Let go of what was not used for longest, as long as too many bytes are kept."""
-        left = sum(one.num_bytes for one in self._kept.values())
-        shown = self._shown() if left > self._most_bytes else set()
-        for name, one in list(self._kept.items()):
-            if left <= self._most_bytes:
-                break
-            if name not in shown:
-                left -= one.num_bytes
-                self._forget(name)
+    def _put_away(self) -> None:
+        """What nobody shows any more lies in the pool, if anywhere."""
+        shown = self._shown()
+        for name in self._kept.keys() - shown:
+            one = self._kept[name]
+            if self._stored is not None and one.seconds is not None:
+                self._stored.store(name, one.tenant, one.seconds)
+            self._forget(name)
 
     def _shown(self) -> set[bytes]:
         """The names of pictures that somebody computes with, or is going to."""

@@ -6,6 +6,15 @@ from collections.abc import Sequence
 from typing import Protocol
 
 
+class Layout(Protocol):
+    """How what was seen of a picture lies in memory."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Of all of it."""
+        ...
+
+
 class Sight(Protocol):
     """A model with a tower, which sees one picture at a time."""
 
@@ -23,4 +32,16 @@ class Sight(Protocol):
 
     def forget(self, name: bytes) -> None:
         """Nobody shows the picture of that name."""
+        ...
+
+    def lay_out(self, name: bytes) -> Layout:
+        """How what was seen of it lies in pages, one behind the other."""
+        ...
+
+    def write(self, name: bytes, targets: Sequence[memoryview]) -> None:
+        """Write that to memory, in pieces that follow each other; the last ones may be too long."""
+        ...
+
+    def read(self, name: bytes, layout: Layout, pages: Sequence[int]) -> int:
+        """Keep under that name what lies so in these pages; returns its bytes."""
         ...

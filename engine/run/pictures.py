@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import msgspec
 import numpy as np
+import torch
+from torch import Tensor
 
 from engine.api import PictureHeader
 from engine.batch.pictures import PictureRows, Seen
@@ -18,11 +21,41 @@ from engine.model.sight.tower import Tower
 _read_header = msgspec.json.Decoder(PictureHeader).decode
 
 
+@dataclass(frozen=True, slots=True)
+class SeenLayout:
+    """Of what was seen, tensor by tensor, as `Seen` has them."""
+
+    shapes: Sequence[tuple[torch.dtype, torch.Size] | None]
+    span: int
+
+    @property
+    def num_bytes(self) -> int:
+        """Of all of them."""
+        return sum(dtype.itemsize * shape.numel() for dtype, shape in filter(None, self.shapes))
+
+    def seen(self, data: Tensor) -> Seen:
+        """It, in `data`, [at least num_bytes] uint8."""
+        tensors: list[Tensor | None] = []
+        at = 0
+        for one in self.shapes:
+            if one is None:
+                tensors.append(None)
+                continue
+            dtype, shape = one
+            end = at + dtype.itemsize * shape.numel()
+            tensors.append(data[at:end].view(dtype).view(shape))
+            at = end
+        turned, values, deep = tensors
+        assert values is not None, "something was seen"
+        return Seen(values, deep, None if turned is None else turned.cpu(), self.span)
+
+
 class ModelPictures:
     """See `engine.pictures.sight.Sight`."""
 
     def __init__(self, model: PagedModel, tower: Tower) -> None:
         self._seen = model.seen
+        self._model = model
         self._tower = tower
         self._slices: Slices[Seen] = Slices()
         tower.pausing(self._slices.pause)
@@ -44,6 +77,30 @@ class ModelPictures:
     def forget(self, name: bytes) -> None:
         """See `Sight`."""
         del self._seen[name]
+
+    def lay_out(self, name: bytes) -> SeenLayout:
+        """See `Sight`."""
+        seen = self._seen[name]
+        shapes = [None if one is None else (one.dtype, one.shape) for one in seen.tensors]
+        return SeenLayout(shapes, seen.span)
+
+    def write(self, name: bytes, targets: Sequence[memoryview]) -> None:
+        """See `Sight`."""
+        tensors = (one for one in self._seen[name].tensors if one is not None)
+        data = torch.cat([one.reshape(-1).view(torch.uint8) for one in tensors]).cpu().numpy()
+        at = 0
+        for target in targets:
+            part = data[at : at + len(target)]
+            target[: len(part)] = part.data
+            at += len(part)
+
+    def read(self, name: bytes, layout: SeenLayout, pages: Sequence[int]) -> int:
+        """See `Sight`."""
+        rows = self._model.rows
+        index = torch.tensor(pages, device=rows.device)
+        seen = layout.seen(rows.index_select(0, index).flatten())
+        self._seen[name] = seen
+        return seen.num_bytes
 
     def _see(self, pieces: Sequence[bytes], token_ids: list[int]) -> Seen:
         return self._tower.see(read_inputs(pieces), token_ids)

@@ -38,6 +38,7 @@ from engine.draft.worth import FREE_ROWS, RowCosts
 from engine.grammar.grammars import Grammars
 from engine.pictures.pictures import Pictures
 from engine.pictures.sight import Sight
+from engine.pictures.stored import StoredPictures
 from engine.run.steps import Failure, Runner, Steps
 from engine.schedule.decode import Turns
 from engine.schedule.scheduler import Scheduler
@@ -296,7 +297,11 @@ def _make_pictures(config: EngineConfig, scheduler: Scheduler, runner: Runner) -
     if sight is None:
         return None
     most = config.itl_target_ms / 2000 or _PICTURE_SECONDS
-    return Pictures(scheduler, sight, config.picture_memory_bytes, most)
+    memory: BlockMemory | None = getattr(runner, "images", None)
+    stored = None
+    if config.prefix_cache and memory is not None:
+        stored = StoredPictures(scheduler, sight, memory)
+    return Pictures(scheduler, sight, stored, config.picture_memory_bytes, most)
 
 
 def _kinds(plans: list[StepPlan]) -> set[str]:

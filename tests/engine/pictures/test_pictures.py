@@ -272,21 +272,6 @@ def test_a_tenants_picture_is_not_found_by_another(tmp_path: Path) -> None:
     assert core.stats().cached_tokens == 0
 
 
-def test_what_was_seen_stays_as_memory_allows(tmp_path: Path) -> None:
-    family = "llava"
-    model = seeing_model(family, tmp_path)
-    shown = [picture(family, seed) for seed in range(6)]
-    core = load_core(config_of(tmp_path, 200, 40, picture_memory_bytes=5000, prefix_cache=False))
-    for _ in range(2):
-        for one in shown:
-            parts: list[Part] = [*words(1, 4), one, *words(2, 7)]
-            assert run(core, [request("r", parts)], [one])["r"] == says(model, family, parts)
-    runner: Any = core._runner
-    assert len(runner._model.seen) == 2  # of 2,048 bytes each
-    core.forget_tenant("a")
-    assert not runner._model.seen
-
-
 def test_what_does_not_come_or_cannot_be_seen_ends_alone(tmp_path: Path) -> None:
     family = "llava"
     model = seeing_model(family, tmp_path)

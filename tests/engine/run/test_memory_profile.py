@@ -17,14 +17,16 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from engine.api import EngineError, EngineRequest
-from engine.assembly.parts import Parts, profiled_kv_bytes
+from engine.assembly.parts import Parts, load_parts, profiled_kv_bytes
 from engine.batch.batch import Batch
 from engine.model.layers.paged_model import PagedModel
 from engine.model.step_size import StepSize
 from engine.run.memory_profile import compute_largest_step
 from engine.run.runner import AheadRunner
 from engine.sequences.plan import StepPlan
+from tests.engine.model.states import config_of
 from tests.engine.model.test_model import save_model
+from tests.engine.pictures.seeing_models import seeing_model
 from tests.engine.run.test_graphs import BLOCK, Again, core_of, load
 from tests.engine.simulated_model import random_prompt
 from tests.engine.simulation import make_request, run_all_to_end
@@ -150,6 +152,18 @@ def test_the_cache_takes_what_weights_steps_and_graphs_leave(folder: Path) -> No
     assert chosen == int(memory.total * 0.92) - memory.used() - memory.step - graphs
     assert memory.step > 48 * 1000
     assert not model.memory.numel(), "the profile's own blocks are gone"
+
+
+def test_what_is_seen_of_pictures_is_left_room_for(tmp_path: Path) -> None:
+    seeing_model("llava", tmp_path)
+    found = []
+    for kept in (0, 1 << 20):
+        parts = load_parts(config_of(tmp_path, 200, 0, picture_memory_bytes=kept))
+        memory = SimulatedMemory(total=1 << 24)
+        size = parts.model.block_bytes
+        chosen = profiled_kv_bytes(parts.config, parts.model, size, memory, memory.record)
+        found.append(chosen)
+    assert found[0] - found[1] == 1 << 20
 
 
 def test_the_graphs_of_a_draft_model_are_left_room_for_as_well(folder: Path) -> None:
