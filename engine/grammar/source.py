@@ -22,6 +22,7 @@ from msgspec import structs
 
 from engine.api import Grammar
 from engine.grammar.complaints import located, reason
+from engine.grammar.keywords.rewriting import rewritten
 from engine.grammar.schemas import (
     MOST_REMAINDERS,
     bound_beyond,
@@ -100,10 +101,20 @@ class _Parts(msgspec.Struct):
 
 def _serialized_body(grammar: Grammar) -> str:
     if grammar.kind == "json_schema":
-        return LLMatcher.grammar_from_json_schema(with_whole_lengths(grammar.source), JSON_OPTIONS)
+        return LLMatcher.grammar_from_json_schema(held(grammar.source), JSON_OPTIONS)
     if grammar.kind == "regex":
         return LLMatcher.grammar_from_regex(grammar.source)
     return LLMatcher.grammar_from_lark(grammar.source)
+
+
+def held(source: str) -> str:
+    """A schema's JSON in words that `llguidance` knows, as far as there are some."""
+    source = with_whole_lengths(source)
+    with contextlib.suppress(ValueError, RecursionError):
+        schema = json.loads(source)
+        words, _ = rewritten(schema)
+        return source if words == schema else json.dumps(words)
+    return source
 
 
 def problem_of(grammar: Grammar) -> str | None:

@@ -1,0 +1,173 @@
+"""`if`, `not`, and what depends on a property, as alternatives that say what else is so.
+
+`if C then T else E` is `C and T`, or `not C and E`. Conditions on one property's constants, as a
+schema of several kinds has them, make an alternative each, and one of all others.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from engine.grammar.keywords.negation import HELD, negated
+from engine.grammar.keywords.references import References
+from engine.grammar.keywords.words import (
+    MOST_ALTERNATIVES,
+    NOTES,
+    Schema,
+    Unheld,
+    absent,
+    both,
+    either,
+    names_of,
+    narrowed,
+    object_of,
+    values_of,
+    without,
+)
+
+_CONDITIONAL: Final = ("if", "then", "else")
+
+
+@dataclass(frozen=True)
+class _Condition:
+    condition: Any
+    then: Any
+    otherwise: Any
+
+    @classmethod
+    def of(cls, schema: Schema) -> _Condition:
+        return cls(schema["if"], schema.get("then", True), schema.get("else", True))
+
+
+def without_conditions(schema: Schema, look: References) -> Schema:
+    """`if`, `then` and `else`, here and in parts of `allOf` that say no more."""
+    if "if" not in schema:
+        schema = without(schema, "then", "else")
+    conditions = [_Condition.of(schema)] if "if" in schema else []
+    kept = without(schema, *_CONDITIONAL)
+    if isinstance(parts := schema.get("allOf"), list):
+        conditions += (_Condition.of(part) for part in parts if _is_condition(part))
+        # A '$ref' may count its places.
+        kept = kept | {"allOf": [_is_condition(part) or part for part in parts]}
+    conditions = [one for one in conditions if one.then is not True or one.otherwise is not True]
+    if not conditions:
+        return kept
+    groups = _groups(kept, conditions)
+    try:
+        made = [_alternatives(name, group, look) for name, group in groups]
+    except Unheld as problem:
+        raise Unheld(f"'if' is of {problem}, and is held over {HELD}") from None
+    _check_number(made, "'if'")
+    look.charge(made)
+    for options in made:
+        kept = narrowed(kept, either(options))
+    return kept
+
+
+def _is_condition(part: Any) -> bool:
+    return isinstance(part, dict) and "if" in part and part.keys() <= {*NOTES, *_CONDITIONAL}
+
+
+def _check_number(made: Sequence[Sequence[Any]], keyword: str) -> None:
+    if math.prod(map(len, made)) > MOST_ALTERNATIVES:
+        raise Unheld(f"{keyword} makes more than {MOST_ALTERNATIVES} alternatives")
+
+
+def _groups(
+    schema: Schema, conditions: list[_Condition]
+) -> list[tuple[str | None, list[_Condition]]]:
+    """The conditions, those together that ask for constants of one property."""
+    found: list[tuple[str | None, list[_Condition]]] = []
+    by_name: dict[str, list[_Condition]] = {}
+    for one in conditions:
+        name = _asked(schema, one.condition)
+        if name is None:
+            found.append((None, [one]))
+        elif name in by_name:
+            by_name[name].append(one)
+        else:
+            by_name[name] = [one]
+            found.append((name, by_name[name]))
+    return found
+
+
+def _asked(schema: Schema, condition: Any) -> str | None:
+    """The property of which a condition asks for texts, and for no more."""
+    if not isinstance(condition, dict):
+        return None
+    said = without(condition, *NOTES)
+    properties = object_of(said, "properties")
+    if not said.keys() <= {"type", "properties", "required"} or len(properties) != 1:
+        return None
+    [(name, value)] = properties.items()
+    if said.get("type", "object") != "object" or not isinstance(value, dict):
+        return None
+    required = names_of(said, "required")
+    is_there = schema.get("type") == "object" and name in names_of(schema, "required")
+    if set(required) - {name} or not (required or is_there):
+        return None
+    texts = values_of(value)
+    is_texts = texts is not None and all(isinstance(one, str) for one in texts)
+    return name if is_texts and without(value, *NOTES).keys() <= {"const", "enum", "type"} else None
+
+
+def _alternatives(
+    name: str | None, conditions: list[_Condition], look: References
+) -> list[Any]:
+    if name is None:
+        [one] = conditions
+        opposite = negated(one.condition, look)
+        return [both(one.condition, one.then), both(opposite, one.otherwise)]
+    asked = [dict.fromkeys(values_of(one.condition["properties"][name]) or ()) for one in conditions]
+    options: dict[tuple[int, ...], list[str]] = {}
+    for text in dict.fromkeys(text for texts in asked for text in texts):
+        true = tuple(at for at, texts in enumerate(asked) if text in texts)
+        options.setdefault(true, []).append(text)
+    made = [
+        both(
+            _is_one_of(name, texts),
+            *(one.then if at in true else one.otherwise for at, one in enumerate(conditions)),
+        )
+        for true, texts in options.items()
+    ]
+    every = [text for texts in options.values() for text in texts]
+    rest = negated(_is_one_of(name, every), look)
+    return [*made, both(rest, *(one.otherwise for one in conditions))]
+
+
+def _is_one_of(name: str, texts: list[str]) -> Schema:
+    return {"type": "object", "properties": {name: {"enum": texts}}, "required": [name]}
+
+
+def without_not(schema: Schema, look: References) -> Schema:
+    """`not`."""
+    try:
+        opposite = negated(schema["not"], look)
+    except Unheld as problem:
+        raise Unheld(f"'not' is of {problem}, and is held over {HELD}") from None
+    look.charge(opposite)
+    return narrowed(without(schema, "not"), opposite)
+
+
+def without_dependents(schema: Schema, look: References) -> Schema:
+    """`dependentRequired`, `dependentSchemas` and `dependencies`: it is absent, or more is so."""
+    made: list[list[Any]] = []
+    keywords = [key for key in _DEPENDENT if key in schema]
+    for key in keywords:
+        for name, more in object_of(schema, key).items():
+            if isinstance(more, list):
+                more = {"required": [name, *more]} if more else True
+            if more not in (True, {}):
+                made.append([absent([name]), both({"required": [name]}, more)])
+    _check_number(made, f"'{keywords[0]}'")
+    look.charge(made)
+    kept = without(schema, *keywords)
+    for options in made:
+        kept = narrowed(kept, either(options))
+    return kept
+
+
+_DEPENDENT: Final = ("dependentRequired", "dependentSchemas", "dependencies")

@@ -1,0 +1,104 @@
+"""A whole schema, in which `$ref` is looked up, and how much more may be made of it."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from engine.grammar.keywords.words import Schema, Unheld
+
+_MOST_PARTS: Final = 20_000
+"""Of schemas and values in what is made, and in what is compared: a fifth of a second."""
+_DEEP: Final = 32
+
+
+class References:
+    """What the rules of one schema share."""
+
+    def __init__(self, root: Any) -> None:
+        self._root = root
+        self._left = _MOST_PARTS
+        objects = _objects(root)
+        self._is_one = not any("$id" in one for one in objects if one is not root)
+        """Whether a `#` is the same wherever it stands."""
+        names = [name for one in objects if isinstance(name := one.get("$ref"), str)]
+        self._steps = {step for name in names for step in name.split("/")[1:]}
+
+    def charge(self, *parts: Any) -> None:
+        """Raises `Unheld` where too much has been made."""
+        for part in parts:
+            self._left -= _size(part, self._left)
+        if self._left <= 0:
+            raise Unheld("its keywords make too much of each other")
+
+    def is_led_through(self, keyword: str) -> bool:
+        """Whether a `$ref` may lead through a keyword, which must stay where it is then."""
+        return keyword in self._steps
+
+    def resolved(self, schema: Any) -> Any:
+        """A schema itself, or what it refers to if it says nothing else. Raises `Unheld`."""
+        for _ in range(_DEEP):
+            if not isinstance(schema, dict) or "$ref" not in schema:
+                return schema
+            schema = self.target(schema["$ref"])
+        raise Unheld("'$ref' leads too far")
+
+    def target(self, name: Any) -> Any:
+        """What a reference names. Raises `Unheld` if that is elsewhere, or nowhere."""
+        self._left -= 1
+        if self._left <= 0 or not self._is_one or not isinstance(name, str) or name[:1] != "#":
+            raise Unheld(f"'$ref' to {str(name)[:100]!r} cannot be followed")
+        found = self._root
+        for step in name[1:].split("/")[1:]:
+            step = step.replace("~1", "/").replace("~0", "~")
+            if isinstance(found, list) and step.isdecimal() and int(step) < len(found):
+                found = found[int(step)]
+            elif isinstance(found, dict) and step in found:
+                found = found[step]
+            else:
+                raise Unheld(f"'$ref' to {name[:100]!r} leads nowhere")
+        if name[1:] and not name.startswith("#/"):
+            raise Unheld(f"'$ref' to {name[:100]!r} cannot be followed")
+        return found
+
+    def conjuncts(self, schema: Any) -> list[Any]:
+        """Schemas that hold together, one by one: its own, of `allOf`, and behind `$ref`."""
+        found: list[Any] = []
+        left, seen = [schema], set[str]()
+        while left:
+            self.charge(None)
+            one = left.pop(0)
+            found.append(one)
+            if isinstance(one, dict):
+                name = one.get("$ref")
+                if isinstance(name, str) and name not in seen:
+                    seen.add(name)
+                    left.append(self.target(name))
+                parts = one.get("allOf")
+                left += parts if isinstance(parts, list) else []
+        return found
+
+
+def _objects(value: Any) -> list[Schema]:
+    found: list[Schema] = []
+    left = [value]
+    while left:
+        one = left.pop()
+        if isinstance(one, dict):
+            found.append(one)
+            left += one.values()
+        elif isinstance(one, list):
+            left += one
+    return found
+
+
+def _size(value: Any, most: int) -> int:
+    """How many values there are in it, if no more than `most`."""
+    count, left = 0, [value]
+    while left and count <= most:
+        count += 1
+        one = left.pop()
+        if isinstance(one, dict):
+            left += one.values()
+        elif isinstance(one, list):
+            left += one
+    return count

@@ -1,0 +1,31 @@
+"""`oneOf` of alternatives that one value may be valid by together: by each, and by no other."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from engine.grammar.keywords.disjoint import are_disjoint
+from engine.grammar.keywords.negation import HELD, negated
+from engine.grammar.keywords.references import References
+from engine.grammar.keywords.words import Schema, Unheld, both, either, narrowed, without
+
+
+def without_one_of(schema: Schema, look: References) -> Schema:
+    """`oneOf`."""
+    options = schema["oneOf"]
+    if not isinstance(options, list):
+        return schema
+    try:
+        made = [_alone(options, at, look) for at in range(len(options))]
+    except Unheld as problem:
+        more = f"there is {problem}; such alternatives are held if they are of {HELD}"
+        raise Unheld(f"'oneOf' has some that one value may match together: {more}") from None
+    look.charge(made)
+    return narrowed(without(schema, "oneOf"), either(made))
+
+
+def _alone(options: list[Any], at: int, look: References) -> Any:
+    """What is valid by one of `options`, and by none of the others."""
+    others = [other for index, other in enumerate(options) if index != at]
+    beside = [other for other in others if not are_disjoint(options[at], other, look)]
+    return both(options[at], *(negated(other, look) for other in beside))
