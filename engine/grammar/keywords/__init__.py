@@ -1,1 +1,1 @@
-"""Keywords of JSON schemas in the words of those that `llguidance` has: none allows more than before."""
+"""Keywords of JSON schemas in words that `llguidance` has, which allow no more than they did."""

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from engine.grammar.keywords.negation import HELD, negated
+from engine.grammar.keywords.negation import UNHELD, negated
 from engine.grammar.keywords.references import References
 from engine.grammar.keywords.words import (
     MOST_ALTERNATIVES,
@@ -59,9 +59,8 @@ def without_conditions(schema: Schema, look: References) -> Schema:
     try:
         made = [_alternatives(name, group, look) for name, group in groups]
     except Unheld as problem:
-        raise Unheld(f"'if' is of {problem}, and is held over {HELD}") from None
+        raise Unheld(f"'if' of {problem} {UNHELD}") from None
     _check_number(made, "'if'")
-    look.charge(made)
     for options in made:
         kept = narrowed(kept, either(options))
     return kept
@@ -114,25 +113,23 @@ def _asked(schema: Schema, condition: Any) -> str | None:
     return name if is_texts and without(value, *NOTES).keys() <= {"const", "enum", "type"} else None
 
 
-def _alternatives(
-    name: str | None, conditions: list[_Condition], look: References
-) -> list[Any]:
+def _alternatives(name: str | None, conditions: list[_Condition], look: References) -> list[Any]:
     if name is None:
         [one] = conditions
         opposite = negated(one.condition, look)
         return [both(one.condition, one.then), both(opposite, one.otherwise)]
-    asked = [dict.fromkeys(values_of(one.condition["properties"][name]) or ()) for one in conditions]
+    asked = [
+        dict.fromkeys(values_of(one.condition["properties"][name]) or ()) for one in conditions
+    ]
     options: dict[tuple[int, ...], list[str]] = {}
     for text in dict.fromkeys(text for texts in asked for text in texts):
         true = tuple(at for at, texts in enumerate(asked) if text in texts)
         options.setdefault(true, []).append(text)
-    made = [
-        both(
-            _is_one_of(name, texts),
-            *(one.then if at in true else one.otherwise for at, one in enumerate(conditions)),
-        )
-        for true, texts in options.items()
-    ]
+    made = []
+    for true, texts in options.items():
+        parts = [one.then if at in true else one.otherwise for at, one in enumerate(conditions)]
+        look.charge(*(parts if len(conditions) > 1 else ()))
+        made.append(both(_is_one_of(name, texts), *parts))
     every = [text for texts in options.values() for text in texts]
     rest = negated(_is_one_of(name, every), look)
     return [*made, both(rest, *(one.otherwise for one in conditions))]
@@ -145,14 +142,12 @@ def _is_one_of(name: str, texts: list[str]) -> Schema:
 def without_not(schema: Schema, look: References) -> Schema:
     """`not`."""
     try:
-        opposite = negated(schema["not"], look)
+        return narrowed(without(schema, "not"), negated(schema["not"], look))
     except Unheld as problem:
-        raise Unheld(f"'not' is of {problem}, and is held over {HELD}") from None
-    look.charge(opposite)
-    return narrowed(without(schema, "not"), opposite)
+        raise Unheld(f"'not' of {problem} {UNHELD}") from None
 
 
-def without_dependents(schema: Schema, look: References) -> Schema:
+def without_dependents(schema: Schema, _: References) -> Schema:
     """`dependentRequired`, `dependentSchemas` and `dependencies`: it is absent, or more is so."""
     made: list[list[Any]] = []
     keywords = [key for key in _DEPENDENT if key in schema]
@@ -163,7 +158,6 @@ def without_dependents(schema: Schema, look: References) -> Schema:
             if more not in (True, {}):
                 made.append([absent([name]), both({"required": [name]}, more)])
     _check_number(made, f"'{keywords[0]}'")
-    look.charge(made)
     kept = without(schema, *keywords)
     for options in made:
         kept = narrowed(kept, either(options))

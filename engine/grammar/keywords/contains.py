@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterator
 from typing import Any, Final
 
-from engine.grammar.keywords.negation import HELD, negated
+from engine.grammar.keywords.negation import UNHELD, negated
 from engine.grammar.keywords.references import References
 from engine.grammar.keywords.words import (
     MOST_ALTERNATIVES,
@@ -38,14 +38,16 @@ def without_contains(schema: Schema, look: References) -> Schema:
     least = 1 if least is None else least
     if item is True or item == {}:
         bounds = {"minItems": least} | ({} if most is None else {"maxItems": most})
-        return narrowed(kept, {key: value for key, value in bounds.items() if value or key[1] == "a"})
+        return narrowed(
+            kept, {key: value for key, value in bounds.items() if value or key[1] == "a"}
+        )
     if least == 0 and most is None:
         return kept
     places = _places(kept, least, most)
     try:
         other = True if most is None else negated(item, look)
     except Unheld as problem:
-        raise Unheld(f"'maxContains' beside {problem} is held over {HELD}") from None
+        raise Unheld(f"'maxContains' of {problem} {UNHELD}") from None
     made = list(_alternatives(item, other, least, most, places))
     look.charge(made)
     return narrowed(kept, either([*made, _NO_LIST]))

@@ -38,7 +38,8 @@ def with_counted(schema: Schema, look: References) -> Schema:
     sizes = _sizes(len(names), least, most, is_closed=_is_closed(schema))
     if sum(math.comb(len(names), size) for size in sizes) > MOST_ALTERNATIVES:
         keyword = next(key for key in _COUNTS if key in schema)
-        raise Unheld(f"'{keyword}' makes more than {MOST_ALTERNATIVES} alternatives")
+        more = f"makes more than {MOST_ALTERNATIVES} alternatives"
+        raise Unheld(f"'{keyword}' beside {len(names)} properties that may lack {more}")
     made = list(_alternatives(names, least, most, sizes))
     look.charge(made)
     return narrowed(schema, either(made))
@@ -51,9 +52,7 @@ def _known(schema: Schema, look: References) -> list[str]:
     except Unheld:
         parts = [schema]
     listed = (object_of(part, "properties") for part in parts if isinstance(part, dict))
-    return list(
-        dict.fromkeys(name for part in listed for name in part if part[name] is not False)
-    )
+    return list(dict.fromkeys(name for part in listed for name in part if part[name] is not False))
 
 
 def _is_closed(schema: Schema) -> bool:
@@ -68,9 +67,7 @@ def _sizes(count: int, least: int, most: int | None, *, is_closed: bool) -> rang
     return range(first, last + 1)
 
 
-def _alternatives(
-    names: list[str], least: int, most: int | None, sizes: range
-) -> Iterator[Any]:
+def _alternatives(names: list[str], least: int, most: int | None, sizes: range) -> Iterator[Any]:
     for size in sizes:
         for there in itertools.combinations(names, size):
             required = {"required": list(there)} if there else True

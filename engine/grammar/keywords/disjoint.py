@@ -23,8 +23,34 @@ _ALTERNATIVES: Final = ("anyOf", "oneOf")
 
 
 def all_disjoint(schemas: Sequence[Any], look: References) -> bool:
-    """Whether any two of them are."""
-    return all(are_disjoint(a, b, look) for a, b in itertools.combinations(schemas, 2))
+    """Whether any two of them are. Raises `Unheld` where too much is looked at."""
+    return _are_told_apart(schemas, look) or all(
+        are_disjoint(a, b, look) for a, b in itertools.combinations(schemas, 2)
+    )
+
+
+def _are_told_apart(schemas: Sequence[Any], look: References) -> bool:
+    """Whether one property tells which of them an object may be valid by."""
+    told = [_constants_by_name(schema, look) for schema in schemas]
+    names = set(told[0]).intersection(*told[1:]) if told else set[str]()
+    return any(
+        sum(len(one[name]) for one in told) == len(set().union(*(one[name] for one in told)))
+        for name in names
+    )
+
+
+def _constants_by_name(schema: Any, look: References) -> dict[str, set[str]]:
+    """Of an object, the properties that must be there and be one of some constants."""
+    try:
+        parts = look.conjuncts(schema)
+        if _kinds(parts) > {"object"} or "object" not in _kinds(parts):
+            return {}
+        asked = {name: look.conjuncts({"allOf": _named(parts, name)}) for name in _required(parts)}
+    except Unheld:
+        look.charge(None)
+        return {}
+    found = {name: _constants(inner) for name, inner in asked.items()}
+    return {name: set.intersection(*constants) for name, constants in found.items() if constants}
 
 
 def are_disjoint(a: Any, b: Any, look: References, depth: int = 0) -> bool:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import re
 from typing import Final
 
-_BLANKS: Final = r"\t-\r \x{a0}\x{1680}\x{2000}-\x{200a}\x{2028}\x{2029}\x{202f}\x{205f}\x{3000}\x{feff}"
+_BLANKS: Final = (
+    r"\t-\r \x{a0}\x{1680}\x{2000}-\x{200a}\x{2028}\x{2029}\x{202f}\x{205f}\x{3000}\x{feff}"
+)
 _ESCAPE: Final = re.compile(r"\\(?:c([A-Za-z])|(.))", re.DOTALL)
 
 

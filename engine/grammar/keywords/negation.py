@@ -23,10 +23,10 @@ from engine.grammar.keywords.words import (
     values_of,
 )
 
-HELD: Final = (
-    "constants, types, bounds, lengths, 'properties', 'required' and what joins such alone"
+UNHELD: Final = (
+    "is not supported here; it is of constants, types, bounds, lengths, 'properties', 'required'"
 )
-"""Of what there is an opposite, in words."""
+"""Behind a keyword, and what in it has no opposite."""
 _MOST_CHARACTERS: Final = 400
 """Of the texts that a text may not be: what is made of them is longer by half its square."""
 _MOST_EXACT: Final = 2**53
@@ -76,7 +76,7 @@ def _unknown(key: str) -> _Opposites:
 def _of_types(schema: Schema, _: References) -> Iterable[Any]:
     named = types_of(schema) or []
     if "integer" in named and "number" not in named:
-        raise Unheld("'integer'")
+        raise Unheld("the type 'integer'")
     left = [one for one in TYPES if one not in named]
     yield {"type": left} if left else False
 

@@ -2,33 +2,40 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, Final
 
 from engine.grammar.keywords.words import Schema, Unheld
 
-_MOST_PARTS: Final = 20_000
-"""Of schemas and values in what is made, and in what is compared: a fifth of a second."""
 _DEEP: Final = 32
+
+
+@dataclass
+class Work:
+    """How many schemas and values may still be made, or compared."""
+
+    left: int = 20_000
+    """The default takes a tenth of a second."""
+
+    def charge(self, *parts: Any) -> None:
+        """Raises `Unheld` where too much has been made."""
+        for part in parts:
+            self.left -= _size(part, self.left)
+        if self.left <= 0:
+            raise Unheld("its keywords make too much of each other")
 
 
 class References:
     """What the rules of one schema share."""
 
-    def __init__(self, root: Any) -> None:
+    def __init__(self, root: Any, work: Work) -> None:
         self._root = root
-        self._left = _MOST_PARTS
+        self.charge = work.charge
         objects = _objects(root)
         self._is_one = not any("$id" in one for one in objects if one is not root)
         """Whether a `#` is the same wherever it stands."""
         names = [name for one in objects if isinstance(name := one.get("$ref"), str)]
         self._steps = {step for name in names for step in name.split("/")[1:]}
-
-    def charge(self, *parts: Any) -> None:
-        """Raises `Unheld` where too much has been made."""
-        for part in parts:
-            self._left -= _size(part, self._left)
-        if self._left <= 0:
-            raise Unheld("its keywords make too much of each other")
 
     def is_led_through(self, keyword: str) -> bool:
         """Whether a `$ref` may lead through a keyword, which must stay where it is then."""
@@ -44,8 +51,8 @@ class References:
 
     def target(self, name: Any) -> Any:
         """What a reference names. Raises `Unheld` if that is elsewhere, or nowhere."""
-        self._left -= 1
-        if self._left <= 0 or not self._is_one or not isinstance(name, str) or name[:1] != "#":
+        self.charge(None)
+        if not self._is_one or not isinstance(name, str) or name[:1] != "#":
             raise Unheld(f"'$ref' to {str(name)[:100]!r} cannot be followed")
         found = self._root
         for step in name[1:].split("/")[1:]:

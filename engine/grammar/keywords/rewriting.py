@@ -1,7 +1,7 @@
 """A schema without keywords that `llguidance` does not know, as far as its own can say the same.
 
-What cannot be said stays as it is, which `llguidance` refuses. So a schema in other words is refused,
-or allows nothing that it did not allow before.
+What cannot be said stays as it is, which `llguidance` refuses. So a schema in other words is
+refused, or allows nothing that it did not allow before.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from engine.grammar.keywords.counts import with_counted
 from engine.grammar.keywords.expressions import in_rust
 from engine.grammar.keywords.formats import FORMATS
 from engine.grammar.keywords.names import without_names
-from engine.grammar.keywords.references import References
+from engine.grammar.keywords.numbers import BOUNDS, LENGTHS, with_exact_bounds, with_whole_lengths
+from engine.grammar.keywords.references import References, Work
 from engine.grammar.keywords.unevaluated import (
     without_unevaluated_items,
     without_unevaluated_properties,
@@ -31,11 +32,11 @@ _BY_NAME: Final = ("properties", "patternProperties", "$defs", "definitions")
 _LISTED: Final = ("allOf", "anyOf", "oneOf", "prefixItems", "items")
 _SINGLE: Final = ("items", "additionalItems", "additionalProperties")
 
-_STAY: Final = ("allOf", "pattern", "format", "minProperties", "maxProperties")
+_STAY: Final = ("allOf", "pattern", "format", *LENGTHS, *BOUNDS)
 """Rules leave these where they are."""
 
 
-def rewritten(schema: Any) -> tuple[Any, str | None]:
+def rewritten(schema: Any, work: Work) -> tuple[Any, str | None]:
     """It in other words, and why it is refused if a keyword of it cannot be held.
 
     Raises `RecursionError` for one that is nested too deeply.
@@ -43,7 +44,7 @@ def rewritten(schema: Any) -> tuple[Any, str | None]:
     if isinstance(schema, bool):
         schema = {} if schema else {"anyOf": [False]}
     problems: list[str] = []
-    return _Rewriting(References(schema), problems).of(schema), next(iter(problems), None)
+    return _Rewriting(References(schema, work), problems).of(schema), next(iter(problems), None)
 
 
 class _Rewriting:
@@ -84,7 +85,9 @@ def _with_own_format(schema: Schema, _: References) -> Schema:
     if not isinstance(name, str) or name not in FORMATS:
         return schema
     pattern, kept = f"^(?:{FORMATS[name]})$", without(schema, "format")
-    return narrowed(kept, {"pattern": pattern}) if "pattern" in kept else kept | {"pattern": pattern}
+    return (
+        narrowed(kept, {"pattern": pattern}) if "pattern" in kept else kept | {"pattern": pattern}
+    )
 
 
 def _with_rust_pattern(schema: Schema, _: References) -> Schema:
@@ -99,6 +102,7 @@ def _without_unique(schema: Schema, _: References) -> Schema:
 
 
 _RULES: Final[tuple[tuple[tuple[str, ...], Callable[[Schema, References], Schema]], ...]] = (
+    (LENGTHS, with_whole_lengths),
     (("unevaluatedProperties",), without_unevaluated_properties),
     (("unevaluatedItems",), without_unevaluated_items),
     (("if", "then", "else", "allOf"), without_conditions),
@@ -111,5 +115,6 @@ _RULES: Final[tuple[tuple[tuple[str, ...], Callable[[Schema, References], Schema
     (("uniqueItems",), _without_unique),
     (("pattern",), _with_rust_pattern),
     (("format",), _with_own_format),
+    (tuple(BOUNDS), with_exact_bounds),
 )
 """By the keywords that they look at. What is evaluated is told before anything is added."""

@@ -1,5 +1,5 @@
-"""`unevaluatedProperties` and `unevaluatedItems`, where what is evaluated does not depend on a value:
-as `additionalProperties` and `items` beside the names and places that are.
+"""`unevaluatedProperties` and `unevaluatedItems`, where what is evaluated depends on no value: as
+`additionalProperties` and `items` beside the names and places that are.
 """
 
 from __future__ import annotations

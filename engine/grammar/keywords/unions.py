@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from engine.grammar.keywords.disjoint import are_disjoint
-from engine.grammar.keywords.negation import HELD, negated
+from engine.grammar.keywords.disjoint import all_disjoint, are_disjoint
+from engine.grammar.keywords.negation import UNHELD, negated
 from engine.grammar.keywords.references import References
 from engine.grammar.keywords.words import Schema, Unheld, both, either, narrowed, without
 
@@ -15,12 +15,13 @@ def without_one_of(schema: Schema, look: References) -> Schema:
     options = schema["oneOf"]
     if not isinstance(options, list):
         return schema
+    if all_disjoint(options, look):
+        return narrowed(without(schema, "oneOf"), either(options))
     try:
         made = [_alone(options, at, look) for at in range(len(options))]
     except Unheld as problem:
-        more = f"there is {problem}; such alternatives are held if they are of {HELD}"
-        raise Unheld(f"'oneOf' has some that one value may match together: {more}") from None
-    look.charge(made)
+        some = "'oneOf' with alternatives that one value may match together"
+        raise Unheld(f"{some}, of {problem}, {UNHELD}") from None
     return narrowed(without(schema, "oneOf"), either(made))
 
 

@@ -16,7 +16,7 @@ NOTES: Final = frozenset(
     )
 )
 """They allow and forbid nothing."""
-MOST_ALTERNATIVES: Final = 64
+MOST_ALTERNATIVES: Final = 128
 """That keywords of one schema may make of it."""
 
 
@@ -111,4 +111,6 @@ def kind_of(value: Any) -> str:
         return "boolean"
     if isinstance(value, int | float):
         return "number"
-    return {str: "string", list: "array"}.get(type(value), "object")
+    if isinstance(value, str):
+        return "string"
+    return "array" if isinstance(value, list) else "object"

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from engine.api import Grammar
-from engine.grammar.schemas import bound_beyond, cheap, is_plain, tame, with_whole_lengths
-from engine.grammar.source import problem_of
+from engine.grammar.schemas import bound_beyond, cheap, is_plain, tame
+from engine.grammar.source import held, problem_of
 
 
 @pytest.mark.parametrize(
@@ -109,7 +109,7 @@ def test_a_usual_step_is_held_beside_others(step: float) -> None:
 
 def test_a_length_of_2_0_is_two_and_one_of_a_half_is_refused() -> None:
     schema = {"items": {"maxLength": 2.0}, "maxItems": 3e0, "const": {"maxItems": 2.0}}
-    held = json.loads(with_whole_lengths(json.dumps(schema)))
+    held = json.loads(held(json.dumps(schema)))
     assert repr(held) == "{'items': {'maxLength': 2}, 'maxItems': 3, 'const': {'maxItems': 2.0}}"
     assert problem_of(Grammar(kind="json_schema", source='{"maxItems": 2.0}')) is None
     assert "'maxItems'" in str(problem_of(Grammar(kind="json_schema", source='{"maxItems": 2.5}')))
