@@ -8,14 +8,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping
+from time import thread_time
 from typing import Any, Final
 
 NOTHING: Final = "nothing can be said that it allows"
+TOO_MUCH: Final = "its keywords make too much of each other"
 _MOST_CHARACTERS: Final = 400
 """Of an error: the library repeats the grammar in some."""
 _MOST_OF_PATH: Final = 200
 _MOST_TRIED: Final = 64
-"""Parts of a schema that are looked at, which may take a millisecond each."""
+"""Parts of a schema that are looked at, which usually take a millisecond each."""
+_MOST_TRYING_SECONDS: Final = 0.25
+"""Of a thread, before the last of them."""
 _NAMED: Final = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 """What has schemas by names of the author's."""
 _POSITION: Final = re.compile(r"^at \d+\(\d+\): ")
@@ -67,7 +71,7 @@ _WORDS: Final = (
         "'$ref' leads back to itself, beside other keywords",
     ),
     (r"Schema intersection stack level", "'$ref' leads back to what it is put together with"),
-    (r"^schema too large", "its keywords make too much of each other"),
+    (r"^schema too large", TOO_MUCH),
     (r"Expected positive integer for (.+), got (.+)", r"\1 must be a whole number, and is \2"),
     (r"Expected f64 for (.+), got (.+)", r"\1 must be a number, and is \2"),
     (r"Expected (\w+) for (.+), got (.+)", r"\2 must be of the type \1, and is \3"),
@@ -104,14 +108,14 @@ def reason(message: str) -> str:
 
 def located(schema: Any, problem: str, problem_of: ProblemOf) -> str:
     """The `problem` of a schema, with where it is if a part of it has one by itself."""
-    path, left = "", _MOST_TRIED
+    path, left, began = "", _MOST_TRIED, thread_time()
     beside = {key: schema[key] for key in ("$defs", "definitions", "x-guidance") if key in schema}
     part: Any = schema
     while True:
         for name, inner in _parts(part):
             if not left:
                 break
-            left -= 1
+            left = left - 1 if thread_time() - began < _MOST_TRYING_SECONDS else 0
             found = problem_of({**beside, **inner})
             if found and _may_be_of_all(found, problem):
                 path, part, problem = f"{path}.{name}" if path else name, inner, found

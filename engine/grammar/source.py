@@ -21,7 +21,7 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 from msgspec import structs
 
 from engine.api import Grammar
-from engine.grammar.complaints import NOTHING, located, reason
+from engine.grammar.complaints import NOTHING, TOO_MUCH, located, reason
 from engine.grammar.keywords.references import Work
 from engine.grammar.keywords.rewriting import rewritten
 from engine.grammar.schemas import (
@@ -164,8 +164,10 @@ def _problem_of(grammar: Grammar) -> str | None:
         schema = json.loads(grammar.source)
         if bound := bound_beyond(schema):
             return f"'{bound}' is beyond 64 bits, and cannot be held"
-        if excess := _excess(schema) or _excess(rewritten(schema, Work())[0]):
+        if excess := _excess(schema):
             return excess
+        if _excess(rewritten(schema, Work())[0]):
+            return TOO_MUCH
     return _located([schema], _complaint(grammar))
 
 

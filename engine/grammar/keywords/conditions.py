@@ -16,6 +16,7 @@ from engine.grammar.keywords.references import References
 from engine.grammar.keywords.words import (
     MOST_ALTERNATIVES,
     NOTES,
+    NoOpposite,
     Schema,
     Unheld,
     absent,
@@ -58,7 +59,7 @@ def without_conditions(schema: Schema, look: References) -> Schema:
     groups = _groups(kept, conditions)
     try:
         made = [_alternatives(name, group, look) for name, group in groups]
-    except Unheld as problem:
+    except NoOpposite as problem:
         raise Unheld(f"'if' of {problem} {UNHELD}") from None
     _check_number(made, "'if'")
     for options in made:
@@ -143,7 +144,7 @@ def without_not(schema: Schema, look: References) -> Schema:
     """`not`."""
     try:
         return narrowed(without(schema, "not"), negated(schema["not"], look))
-    except Unheld as problem:
+    except NoOpposite as problem:
         raise Unheld(f"'not' of {problem} {UNHELD}") from None
 
 

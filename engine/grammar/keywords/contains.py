@@ -14,7 +14,8 @@ from typing import Any, Final
 from engine.grammar.keywords.negation import UNHELD, negated
 from engine.grammar.keywords.references import References
 from engine.grammar.keywords.words import (
-    MOST_ALTERNATIVES,
+    ANY_BUT_LIST,
+    NoOpposite,
     Schema,
     Unheld,
     count_of,
@@ -23,8 +24,10 @@ from engine.grammar.keywords.words import (
     without,
 )
 
-MOST_PLACES: Final = 16
+MOST_PLACES: Final = 8
 """Where the items that `contains` asks for may be."""
+_MOST_ALTERNATIVES: Final = 36
+"""All begin alike, and are followed side by side."""
 _KEYWORDS: Final = ("contains", "minContains", "maxContains")
 
 
@@ -46,24 +49,21 @@ def without_contains(schema: Schema, look: References) -> Schema:
     places = _places(kept, least, most)
     try:
         other = True if most is None else negated(item, look)
-    except Unheld as problem:
+    except NoOpposite as problem:
         raise Unheld(f"'maxContains' of {problem} {UNHELD}") from None
     made = list(_alternatives(item, other, least, most, places))
     look.charge(made)
-    return narrowed(kept, either([*made, _NO_LIST]))
-
-
-_NO_LIST: Final[Schema] = {"type": ["null", "boolean", "number", "string", "object"]}
+    return narrowed(kept, either([*made, ANY_BUT_LIST]))
 
 
 def _places(schema: Schema, least: int, most: int | None) -> int:
     """Among how many places it can be told which have such items."""
     length = count_of(schema, "maxItems")
     places = MOST_PLACES if length is None else min(length, MOST_PLACES)
-    while places > least and _number(places, least, most) > MOST_ALTERNATIVES:
+    while places > least and _number(places, least, most) > _MOST_ALTERNATIVES:
         places -= 1
-    if _number(places, least, most) > MOST_ALTERNATIVES:
-        raise Unheld(f"'minContains' makes more than {MOST_ALTERNATIVES} alternatives")
+    if _number(places, least, most) > _MOST_ALTERNATIVES:
+        raise Unheld(f"'minContains' makes more than {_MOST_ALTERNATIVES} alternatives")
     return places
 
 

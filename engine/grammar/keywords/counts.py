@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from engine.grammar.keywords.references import References
 from engine.grammar.keywords.words import (
+    ANY_BUT_OBJECT,
     MOST_ALTERNATIVES,
     Schema,
     Unheld,
@@ -42,7 +43,7 @@ def with_counted(schema: Schema, look: References) -> Schema:
         raise Unheld(f"'{keyword}' beside {len(names)} properties that may lack {more}")
     made = list(_alternatives(names, least, most, sizes))
     look.charge(made)
-    return narrowed(schema, either(made))
+    return narrowed(schema, either(made or [ANY_BUT_OBJECT]))
 
 
 def _known(schema: Schema, look: References) -> list[str]:

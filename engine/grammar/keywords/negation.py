@@ -10,8 +10,8 @@ from engine.grammar.keywords.references import References
 from engine.grammar.keywords.words import (
     NOTES,
     TYPES,
+    NoOpposite,
     Schema,
-    Unheld,
     absent,
     both,
     count_of,
@@ -50,12 +50,12 @@ _WITH_CONTAINS: Final = ("minContains", "maxContains")
 
 
 def negated(schema: Any, look: References) -> Any:
-    """What `schema` does not allow. Raises `Unheld`, naming the keyword that has no opposite."""
+    """What `schema` does not allow. Raises `NoOpposite`, or `Unheld`."""
     look.charge(None)
     if isinstance(schema, bool):
         return not schema
     if not isinstance(schema, dict):
-        raise Unheld("it is no schema")
+        raise NoOpposite("it is no schema")
     parts: list[Any] = []
     for key in schema:
         if key not in NOTES:
@@ -68,7 +68,7 @@ _Opposites = Callable[[Schema, References], Iterable[Any]]
 
 def _unknown(key: str) -> _Opposites:
     def refuse(_: Schema, __: References) -> Iterable[Any]:
-        raise Unheld(f"'{key}'")
+        raise NoOpposite(f"'{key}'")
 
     return refuse
 
@@ -76,7 +76,7 @@ def _unknown(key: str) -> _Opposites:
 def _of_types(schema: Schema, _: References) -> Iterable[Any]:
     named = types_of(schema) or []
     if "integer" in named and "number" not in named:
-        raise Unheld("the type 'integer'")
+        raise NoOpposite("the type 'integer'")
     left = [one for one in TYPES if one not in named]
     yield {"type": left} if left else False
 
@@ -84,10 +84,10 @@ def _of_types(schema: Schema, _: References) -> Iterable[Any]:
 def _of_values(schema: Schema, _: References) -> Iterable[Any]:
     values = values_of(schema)
     if values is None:
-        raise Unheld("'enum'")
+        raise NoOpposite("'enum'")
     kinds = {kind_of(value) for value in values}
     if kinds & {"array", "object"}:
-        raise Unheld("'const' of a list or an object")
+        raise NoOpposite("'const' of a list or an object")
     yield {"type": [one for one in TYPES if one not in kinds]}
     if "boolean" in kinds:
         yield from ({"const": one} for one in (True, False) if not any(one is v for v in values))
@@ -101,17 +101,17 @@ def _of_values(schema: Schema, _: References) -> Iterable[Any]:
 def _other_numbers(values: Iterable[float]) -> Iterable[Any]:
     numbers = sorted(set(values))
     if max(map(abs, numbers)) >= _MOST_EXACT:
-        raise Unheld("a number beyond 53 bits")
+        raise NoOpposite("a number beyond 53 bits")
     for least, most in zip([None, *numbers], [*numbers, None], strict=True):
         bounds = {"exclusiveMinimum": least, "exclusiveMaximum": most}
         yield {"type": "number"} | {key: one for key, one in bounds.items() if one is not None}
 
 
 def other_than(texts: Iterable[str]) -> str:
-    """A regular expression of any text but these. Raises `Unheld` for too many."""
+    """A regular expression of any text but these. Raises `NoOpposite` for too many."""
     unsaid = set(texts)
     if sum(map(len, unsaid)) > _MOST_CHARACTERS:
-        raise Unheld(f"texts of more than {_MOST_CHARACTERS} characters")
+        raise NoOpposite(f"texts of more than {_MOST_CHARACTERS} characters")
     following: dict[str, set[str]] = {}
     for text in unsaid:
         for at, character in enumerate(text):
@@ -150,7 +150,7 @@ def _of_bound(key: str) -> _Opposites:
     def opposite(schema: Schema, _: References) -> Iterable[Any]:
         value = schema[key]
         if not isinstance(value, int | float) or isinstance(value, bool):
-            raise Unheld(f"'{key}'")
+            raise NoOpposite(f"'{key}'")
         yield {"type": "number", _BOUNDS[key]: value}
 
     return opposite
@@ -172,7 +172,7 @@ def _of_count(key: str) -> _Opposites:
 def _of_first_items(schema: Schema, look: References) -> Iterable[Any]:
     first = schema["prefixItems"]
     if not isinstance(first, list):
-        raise Unheld("'prefixItems'")
+        raise NoOpposite("'prefixItems'")
     for at, one in enumerate(first):
         opposite = negated(one, look)
         if opposite is not False:
@@ -182,13 +182,13 @@ def _of_first_items(schema: Schema, look: References) -> Iterable[Any]:
 
 def _of_items(schema: Schema, look: References) -> Iterable[Any]:
     if "prefixItems" in schema or isinstance(schema["items"], list):
-        raise Unheld("'items' behind others")
+        raise NoOpposite("'items' behind others")
     yield {"type": "array", "contains": negated(schema["items"], look)}
 
 
 def _of_contains(schema: Schema, look: References) -> Iterable[Any]:
     if any(key in schema for key in _WITH_CONTAINS):
-        raise Unheld("a number of what it contains")
+        raise NoOpposite("a number of what it contains")
     yield {"type": "array", "items": negated(schema["contains"], look)}
 
 
@@ -203,13 +203,13 @@ def _of_any(schema: Schema, look: References) -> Iterable[Any]:
 def _of_one(schema: Schema, look: References) -> Iterable[Any]:
     options = _listed(schema, "oneOf")
     if not all_disjoint(options, look):
-        raise Unheld("'oneOf'")
+        raise NoOpposite("'oneOf'")
     yield both(*(negated(one, look) for one in options))
 
 
 def _listed(schema: Schema, key: str) -> list[Any]:
     if not isinstance(schema[key], list):
-        raise Unheld(f"'{key}'")
+        raise NoOpposite(f"'{key}'")
     return list(schema[key])
 
 

@@ -34,8 +34,18 @@ class References:
         objects = _objects(root)
         self._is_one = not any("$id" in one for one in objects if one is not root)
         """Whether a `#` is the same wherever it stands."""
+        self.shared: dict[str, Schema] = {}
+        """Definitions that were made, for what stands in more than one place."""
         names = [name for one in objects if isinstance(name := one.get("$ref"), str)]
         self._steps = {step for name in names for step in name.split("/")[1:]}
+
+    def share(self, name: str, schema: Schema) -> str | None:
+        """A reference to a schema that is kept once; `None` where it would not be found."""
+        known = self._root.get("$defs", {}) if isinstance(self._root, dict) else None
+        if not self._is_one or not isinstance(known, dict) or name in known:
+            return None
+        self.shared[name] = schema
+        return f"#/$defs/{name}"
 
     def is_led_through(self, keyword: str) -> bool:
         """Whether a `$ref` may lead through a keyword, which must stay where it is then."""

@@ -26,13 +26,13 @@ from engine.grammar.keywords.unevaluated import (
     without_unevaluated_properties,
 )
 from engine.grammar.keywords.unions import without_one_of
-from engine.grammar.keywords.words import Schema, Unheld, narrowed, without
+from engine.grammar.keywords.words import NOTES, Schema, Unheld, narrowed, object_of, without
 
 _BY_NAME: Final = ("properties", "patternProperties", "$defs", "definitions")
 _LISTED: Final = ("allOf", "anyOf", "oneOf", "prefixItems", "items")
 _SINGLE: Final = ("items", "additionalItems", "additionalProperties")
 
-_STAY: Final = ("allOf", "pattern", "format", *LENGTHS, *BOUNDS)
+_STAY: Final = ("allOf", "oneOf", "pattern", "format", *LENGTHS, *BOUNDS)
 """Rules leave these where they are."""
 
 
@@ -44,7 +44,11 @@ def rewritten(schema: Any, work: Work) -> tuple[Any, str | None]:
     if isinstance(schema, bool):
         schema = {} if schema else {"anyOf": [False]}
     problems: list[str] = []
-    return _Rewriting(References(schema, work), problems).of(schema), next(iter(problems), None)
+    look = References(schema, work)
+    words = _Rewriting(look, problems).of(schema)
+    if look.shared:
+        words = words | {"$defs": object_of(words, "$defs") | look.shared}
+    return words, next(iter(problems), None)
 
 
 class _Rewriting:
@@ -63,6 +67,9 @@ class _Rewriting:
                     schema = rule(schema, self._look)
                 except Unheld as problem:
                     self._problems.append(str(problem))
+                    if "oneOf" in said:
+                        # What is made of alternatives may allow less, and look as if told apart.
+                        schema = schema | {"oneOf": [True, True]}
         return {key: self._inner(key, value) for key, value in schema.items()}
 
     def _check_references(self, keywords: list[str]) -> None:
@@ -72,22 +79,29 @@ class _Rewriting:
 
     def _inner(self, key: str, value: Any) -> Any:
         if key in _BY_NAME and isinstance(value, dict):
-            is_pattern = key == "patternProperties"
-            return {in_rust(k) if is_pattern else k: self.of(one) for k, one in value.items()}
+            named = [in_rust(name) for name in value] if key == "patternProperties" else value
+            return dict(zip(named, map(self.of, value.values()), strict=True))
         if key in _LISTED and isinstance(value, list):
             return [self.of(one) for one in value]
         return self.of(value) if key in _SINGLE else value
 
 
-def _with_own_format(schema: Schema, _: References) -> Schema:
-    """Formats that are said better as patterns."""
+_TEXT: Final[Schema] = {"type": "string"}
+
+
+def _with_own_format(schema: Schema, look: References) -> Schema:
+    """Formats that are said better as patterns; once for all texts that have no more to them."""
     name = schema["format"]
     if not isinstance(name, str) or name not in FORMATS:
         return schema
     pattern, kept = f"^(?:{FORMATS[name]})$", without(schema, "format")
-    return (
-        narrowed(kept, {"pattern": pattern}) if "pattern" in kept else kept | {"pattern": pattern}
-    )
+    kind = without(kept, *NOTES)
+    if kind in ({}, _TEXT):
+        shared = look.share("-".join(("format", name, *kind)), kind | {"pattern": pattern})
+        return without(kept, "type") | {"$ref": shared} if shared else kept | {"pattern": pattern}
+    if "pattern" in kept:
+        return narrowed(kept, {"pattern": pattern})
+    return kept | {"pattern": pattern}
 
 
 def _with_rust_pattern(schema: Schema, _: References) -> Schema:

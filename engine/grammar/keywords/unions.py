@@ -7,7 +7,15 @@ from typing import Any
 from engine.grammar.keywords.disjoint import all_disjoint, are_disjoint
 from engine.grammar.keywords.negation import UNHELD, negated
 from engine.grammar.keywords.references import References
-from engine.grammar.keywords.words import Schema, Unheld, both, either, narrowed, without
+from engine.grammar.keywords.words import (
+    NoOpposite,
+    Schema,
+    Unheld,
+    both,
+    either,
+    narrowed,
+    without,
+)
 
 
 def without_one_of(schema: Schema, look: References) -> Schema:
@@ -15,11 +23,14 @@ def without_one_of(schema: Schema, look: References) -> Schema:
     options = schema["oneOf"]
     if not isinstance(options, list):
         return schema
+    is_led_through = look.is_led_through("oneOf")
     if all_disjoint(options, look):
-        return narrowed(without(schema, "oneOf"), either(options))
+        return schema if is_led_through else narrowed(without(schema, "oneOf"), either(options))
+    if is_led_through:
+        raise Unheld("'oneOf' cannot be held where a '$ref' leads into it")
     try:
         made = [_alone(options, at, look) for at in range(len(options))]
-    except Unheld as problem:
+    except NoOpposite as problem:
         some = "'oneOf' with alternatives that one value may match together"
         raise Unheld(f"{some}, of {problem}, {UNHELD}") from None
     return narrowed(without(schema, "oneOf"), either(made))

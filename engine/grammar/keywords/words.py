@@ -16,12 +16,18 @@ NOTES: Final = frozenset(
     )
 )
 """They allow and forbid nothing."""
+ANY_BUT_LIST: Final[Schema] = {"type": [one for one in TYPES if one != "array"]}
+ANY_BUT_OBJECT: Final[Schema] = {"type": [one for one in TYPES if one != "object"]}
 MOST_ALTERNATIVES: Final = 128
 """That keywords of one schema may make of it."""
 
 
 class Unheld(Exception):
     """A keyword cannot be held: the message says why."""
+
+
+class NoOpposite(Unheld):
+    """What a schema does not allow cannot be said: the message names what has no opposite."""
 
 
 def either(parts: Iterable[Any]) -> Any:

@@ -109,7 +109,7 @@ def test_a_usual_step_is_held_beside_others(step: float) -> None:
 
 def test_a_length_of_2_0_is_two_and_one_of_a_half_is_refused() -> None:
     schema = {"items": {"maxLength": 2.0}, "maxItems": 3e0, "const": {"maxItems": 2.0}}
-    held = json.loads(held(json.dumps(schema)))
-    assert repr(held) == "{'items': {'maxLength': 2}, 'maxItems': 3, 'const': {'maxItems': 2.0}}"
+    made = json.loads(held(json.dumps(schema)))
+    assert repr(made) == "{'items': {'maxLength': 2}, 'maxItems': 3, 'const': {'maxItems': 2.0}}"
     assert problem_of(Grammar(kind="json_schema", source='{"maxItems": 2.0}')) is None
     assert "'maxItems'" in str(problem_of(Grammar(kind="json_schema", source='{"maxItems": 2.5}')))
