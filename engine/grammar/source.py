@@ -162,8 +162,6 @@ def _problem_of(grammar: Grammar) -> str | None:
     schema = None
     with contextlib.suppress(ValueError, RecursionError):
         schema = json.loads(grammar.source)
-        if bound := bound_beyond(schema):
-            return f"'{bound}' is beyond 64 bits, and cannot be held"
         if excess := _excess(schema):
             return excess
         if _excess(rewritten(schema, Work())[0]):
@@ -180,10 +178,21 @@ def _schemas_within(source: str) -> Iterator[tuple[int, int, Any]]:
 
 
 def _excess(schema: Any) -> str | None:
-    """What a schema has too much of, before any of it is made."""
-    if constant := inexact_constant(schema):
-        return f"'{constant}' has a number of more than 53 bits, and cannot be held"
-    return _TOO_FINE if has_too_many_remainders(schema) else crowded(schema)
+    """What a schema has too much of, before any of it is made, and where."""
+    wide = _too_wide(schema)
+    if wide is not None and isinstance(schema, dict):
+        return located(schema, wide, _too_wide)
+    return wide or crowded(schema)
+
+
+def _too_wide(schema: Any) -> str | None:
+    """Which number of a schema cannot be held. Of a lenient one it need not be."""
+    if not _is_lenient(schema):
+        if bound := bound_beyond(schema):
+            return f"'{bound}' is beyond 64 bits, and cannot be held"
+        if constant := inexact_constant(schema):
+            return f"'{constant}' has a number of more than 53 bits, and cannot be held"
+    return _TOO_FINE if has_too_many_remainders(schema) else None
 
 
 def _located(schemas: Iterable[Any], problem: str | None) -> str | None:

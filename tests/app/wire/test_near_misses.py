@@ -110,10 +110,10 @@ async def test_a_choice_in_an_object_is_that_in_a_word(world: World, path: str, 
             "range, the start must be <= the end",
         ),
         (
-            {"$defs": {"b": {"not": {}}}, "properties": {"a": {"$ref": "#/$defs/b"}}},
-            "$defs.b: 'not' is not supported here",
+            {"$defs": {"b": {"$dynamicRef": "#"}}, "properties": {"a": {"$ref": "#/$defs/b"}}},
+            "$defs.b: '$dynamicRef' is not supported here",
         ),
-        ({"anyOf": [{"type": "null"}, {"type": "objekt"}]}, "anyOf[1]: Invalid type: objekt"),
+        ({"anyOf": [{"type": "null"}, {"type": "objekt"}]}, "anyOf[1]: there is no 'type' objekt"),
     ],
 )
 async def test_a_bad_schema_is_told_where_and_why(
