@@ -78,6 +78,12 @@ _WORDS: Final = (
     (r"^schema must be|Expecting object schema", "a schema must be an object or a boolean"),
     (r"^(\$?\w+) must be (an?) (.+)$", r"'\1' must be \2 \3"),
     (r"^invalid multiple of", "'multipleOf' must be above 0"),
+    (
+        r"initial lexer configuration|lexer precomputation failed|fuel exhausted|too many states",
+        "its texts and expressions take too many states",
+    ),
+    (r"^grammar size", "it has too many rules"),
+    (r"Current row has", "too much may follow in one place"),
     (r"recursion limit exceeded", "it is nested too deeply"),
     (
         r"lookarounds not supported yet",

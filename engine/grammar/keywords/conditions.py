@@ -103,15 +103,19 @@ def _asked(schema: Schema, condition: Any) -> str | None:
     if not said.keys() <= {"type", "properties", "required"} or len(properties) != 1:
         return None
     [(name, value)] = properties.items()
-    if said.get("type", "object") != "object" or not isinstance(value, dict):
+    # What is no object has no properties that could be wrong, and none that it needs.
+    is_object = schema.get("type") == "object"
+    if said.get("type", "object" if is_object else None) != "object" or not isinstance(value, dict):
         return None
     required = names_of(said, "required")
-    is_there = schema.get("type") == "object" and name in names_of(schema, "required")
+    is_there = is_object and name in names_of(schema, "required")
     if set(required) - {name} or not (required or is_there):
         return None
     texts = values_of(value)
     is_texts = texts is not None and all(isinstance(one, str) for one in texts)
-    return name if is_texts and without(value, *NOTES).keys() <= {"const", "enum", "type"} else None
+    asked = without(value, *NOTES)
+    is_all = len(asked.keys() - {"type"}) == 1 and asked.get("type", "string") == "string"
+    return name if is_texts and is_all else None
 
 
 def _alternatives(name: str | None, conditions: list[_Condition], look: References) -> list[Any]:

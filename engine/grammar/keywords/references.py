@@ -14,8 +14,8 @@ _DEEP: Final = 32
 class Work:
     """How many schemas and values may still be made, or compared."""
 
-    left: int = 20_000
-    """The default takes a tenth of a second."""
+    left: int = 10_000
+    """The default takes some hundredths of a second."""
 
     def charge(self, *parts: Any) -> None:
         """Raises `Unheld` where too much has been made."""

@@ -47,6 +47,16 @@ CLOSED = OPEN | {"additionalProperties": False}
             [{"kind": "card"}, {"kind": "bank"}, {"kind": "cash", "iban": ""}],
         ),
         (
+            {"if": CARD, "then": {"type": ["object", "string"]}, "else": {"type": "object"}},
+            ["x", {}, {"kind": "card"}, {"kind": 1}],
+            [5, None, []],
+        ),
+        (
+            {"if": CARD | {"type": "object"}, "then": {"maxProperties": 1}, "else": {"const": 5}},
+            [5, {"kind": "card"}],
+            [6, "card", {}, {"kind": "card", "pin": 1}],
+        ),
+        (
             CLOSED | {"dependentRequired": {"a": ["b"]}},
             [{}, {"b": 1}, {"a": 1, "b": 2}],
             [{"a": 1}],
