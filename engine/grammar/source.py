@@ -164,8 +164,9 @@ def _problem_of(grammar: Grammar) -> str | None:
         schema = json.loads(grammar.source)
         if excess := _excess(schema):
             return excess
-        if _excess(rewritten(schema, Work())[0]):
-            return TOO_MUCH
+        words, unheld = rewritten(schema, Work())
+        if _excess(words):
+            return unheld or TOO_MUCH
     return _located([schema], _complaint(grammar))
 
 

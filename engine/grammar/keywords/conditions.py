@@ -14,6 +14,7 @@ from typing import Any, Final
 from engine.grammar.keywords.negation import UNHELD, negated
 from engine.grammar.keywords.references import References
 from engine.grammar.keywords.words import (
+    ANY_BUT_OBJECT,
     MOST_ALTERNATIVES,
     NOTES,
     NoOpposite,
@@ -58,7 +59,7 @@ def without_conditions(schema: Schema, look: References) -> Schema:
         return kept
     groups = _groups(kept, conditions)
     try:
-        made = [_alternatives(name, group, look) for name, group in groups]
+        made = [_alternatives(kept, name, group, look) for name, group in groups]
     except NoOpposite as problem:
         raise Unheld(f"'if' of {problem} {UNHELD}") from None
     _check_number(made, "'if'")
@@ -118,7 +119,9 @@ def _asked(schema: Schema, condition: Any) -> str | None:
     return name if is_texts and is_all else None
 
 
-def _alternatives(name: str | None, conditions: list[_Condition], look: References) -> list[Any]:
+def _alternatives(
+    schema: Schema, name: str | None, conditions: list[_Condition], look: References
+) -> list[Any]:
     if name is None:
         [one] = conditions
         opposite = negated(one.condition, look)
@@ -136,8 +139,22 @@ def _alternatives(name: str | None, conditions: list[_Condition], look: Referenc
         look.charge(*(parts if len(conditions) > 1 else ()))
         made.append(both(_is_one_of(name, texts), *parts))
     every = [text for texts in options.values() for text in texts]
-    rest = negated(_is_one_of(name, every), look)
+    rest = _is_none_of(schema, name, every, look)
     return [*made, both(rest, *(one.otherwise for one in conditions))]
+
+
+def _is_none_of(schema: Schema, name: str, texts: list[str], look: References) -> Any:
+    """Whatever else there is; of a property that is one of some constants, the others of them."""
+    described = look.resolved(object_of(schema, "properties").get(name, True))
+    known = values_of(described) if isinstance(described, dict) else None
+    if known is None:
+        return negated(_is_one_of(name, texts), look)
+    others = [one for one in known if one not in texts]
+    left = {
+        "type": "object",
+        **({"properties": {name: {"enum": others}}} if others else absent([name])),
+    }
+    return either([left, ANY_BUT_OBJECT])
 
 
 def _is_one_of(name: str, texts: list[str]) -> Schema:
