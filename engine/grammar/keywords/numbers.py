@@ -6,19 +6,11 @@ import math
 from typing import Final, TypeGuard
 
 from engine.grammar.keywords.references import References
-from engine.grammar.keywords.words import Schema
+from engine.grammar.keywords.words import BOUNDS, Schema
 
-BOUNDS: Final = {
-    "minimum": math.inf,
-    "exclusiveMinimum": math.inf,
-    "maximum": -math.inf,
-    "exclusiveMaximum": -math.inf,
-}
-"""With which way they may be rounded."""
-_EXCLUSIVE: Final = (
-    ("exclusiveMinimum", ("maximum", "exclusiveMaximum"), math.inf),
-    ("exclusiveMaximum", ("minimum", "exclusiveMinimum"), -math.inf),
-)
+_WAYS: Final = dict(zip(BOUNDS, (math.inf, math.inf, -math.inf, -math.inf), strict=True))
+"""Which way bounds may be rounded."""
+_EXCLUSIVE: Final = {"exclusiveMinimum", "exclusiveMaximum"}
 _LEAST: Final = 1e-15
 _PART: Final = 1e-13
 """How far from such a bound numbers begin: what is next to it has too many digits."""
@@ -45,19 +37,18 @@ def _is_whole_float(length: object) -> TypeGuard[float]:
     return isinstance(length, float) and length.is_integer()
 
 
-def with_exact_bounds(schema: Schema, _: References) -> Schema:
-    """Bounds that are rounded so that they allow no more."""
-    bounds = {key: _rounded(schema[key], way) for key, way in BOUNDS.items() if key in schema}
-    for key, others, way in _EXCLUSIVE:
-        bound, ends = bounds.get(key), [bounds.get(other) for other in others]
-        if _is_number(bound) and bound == int(bound) and any(_is_near(bound, e) for e in ends):
-            bounds[key] = bound + math.copysign(max(_LEAST, abs(bound) * _PART), way)
+def with_exact_bounds(schema: Schema, look: References) -> Schema:
+    """Bounds that are rounded so that they allow no more.
+
+    Of a range that lies between two whole numbers `llguidance` would allow the one that an
+    exclusive bound is, wherever the other bound stands.
+    """
+    bounds = {key: _rounded(schema[key], way) for key, way in _WAYS.items() if key in schema}
+    for key in bounds.keys() & _EXCLUSIVE:
+        bound = bounds[key]
+        if _is_number(bound) and bound == int(bound) and look.has_fraction_near(bound):
+            bounds[key] = bound + math.copysign(max(_LEAST, abs(bound) * _PART), _WAYS[key])
     return schema | bounds
-
-
-def _is_near(bound: float, end: object) -> bool:
-    """Whether a range is within one whole number: `llguidance` would allow the bound itself."""
-    return _is_number(end) and abs(bound - end) < 1
 
 
 def _is_number(value: object) -> TypeGuard[float]:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from dataclasses import dataclass
 from typing import Any, Final
 
-from engine.grammar.keywords.words import Schema, Unheld
+from engine.grammar.keywords.words import BOUNDS, Schema, Unheld, values_of
 
 _DEEP: Final = 32
 
@@ -36,6 +37,7 @@ class References:
         """Whether a `#` is the same wherever it stands."""
         self.shared: dict[str, Schema] = {}
         """Definitions that were made, for what stands in more than one place."""
+        self._fractions = sorted({one for part in objects for one in _fractions(part)})
         names = [name for one in objects if isinstance(name := one.get("$ref"), str)]
         self._steps = {step for name in names for step in name.split("/")[1:]}
 
@@ -46,6 +48,11 @@ class References:
             return None
         self.shared[name] = schema
         return f"#/$defs/{name}"
+
+    def has_fraction_near(self, number: float) -> bool:
+        """Whether a bound or a constant that is not whole is less than 1 from a number."""
+        at = bisect_right(self._fractions, number - 1)
+        return at < len(self._fractions) and self._fractions[at] < number + 1
 
     def is_led_through(self, keyword: str) -> bool:
         """Whether a `$ref` may lead through a keyword, which must stay where it is then."""
@@ -106,6 +113,12 @@ def _objects(value: Any) -> list[Schema]:
         elif isinstance(one, list):
             left += one
     return found
+
+
+def _fractions(schema: Schema) -> list[float]:
+    named = [schema.get(key) for key in BOUNDS]
+    listed = [*named, *(values_of(schema) or ())]
+    return [one for one in listed if isinstance(one, float) and not one.is_integer()]
 
 
 def _size(value: Any, most: int) -> int:

@@ -19,14 +19,22 @@ from engine.grammar.keywords.counts import with_counted
 from engine.grammar.keywords.expressions import in_rust
 from engine.grammar.keywords.formats import FORMATS
 from engine.grammar.keywords.names import without_names
-from engine.grammar.keywords.numbers import BOUNDS, LENGTHS, with_exact_bounds, with_whole_lengths
+from engine.grammar.keywords.numbers import LENGTHS, with_exact_bounds, with_whole_lengths
 from engine.grammar.keywords.references import References, Work
 from engine.grammar.keywords.unevaluated import (
     without_unevaluated_items,
     without_unevaluated_properties,
 )
 from engine.grammar.keywords.unions import without_one_of
-from engine.grammar.keywords.words import NOTES, Schema, Unheld, narrowed, object_of, without
+from engine.grammar.keywords.words import (
+    BOUNDS,
+    NOTES,
+    Schema,
+    Unheld,
+    narrowed,
+    object_of,
+    without,
+)
 
 _BY_NAME: Final = ("properties", "patternProperties", "$defs", "definitions")
 _LISTED: Final = ("allOf", "anyOf", "oneOf", "prefixItems", "items")
@@ -129,6 +137,6 @@ _RULES: Final[tuple[tuple[tuple[str, ...], Callable[[Schema, References], Schema
     (("uniqueItems",), _without_unique),
     (("pattern",), _with_rust_pattern),
     (("format",), _with_own_format),
-    (tuple(BOUNDS), with_exact_bounds),
+    (BOUNDS, with_exact_bounds),
 )
 """By the keywords that they look at. What is evaluated is told before anything is added."""

@@ -18,6 +18,7 @@ NOTES: Final = frozenset(
 """They allow and forbid nothing."""
 ANY_BUT_LIST: Final[Schema] = {"type": [one for one in TYPES if one != "array"]}
 ANY_BUT_OBJECT: Final[Schema] = {"type": [one for one in TYPES if one != "object"]}
+BOUNDS: Final = ("minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum")
 MOST_ALTERNATIVES: Final = 128
 """That keywords of one schema may make of it."""
 

@@ -126,6 +126,13 @@ CLOSED = OPEN | {"additionalProperties": False}
         ),
         ({"prefixItems": [{"type": "null"}], "unevaluatedItems": False}, [[None], []], [[None, 1]]),
         ({"type": "number", "exclusiveMinimum": 0, "maximum": 0.5}, [0.25, 0.5], [0, 0.75]),
+        (
+            {"allOf": [{"type": "number", "exclusiveMaximum": -1}, {"minimum": -1.5}]},
+            [-1.25, -1.5],
+            [-1, -2],
+        ),
+        ({"enum": [1, 0.5, 2], "exclusiveMinimum": 1}, [2], [1, 0.5]),
+        ({"type": "integer", "exclusiveMinimum": 0, "maximum": 2.5}, [1, 2], [0, 3]),
         ({"type": "integer", "maximum": 2**53 + 3}, [2**53 + 1], [2**53 + 4]),
         ({"type": "array", "uniqueItems": False, "maxItems": 1.0}, [[], [1]], [[1, 1]]),
     ],
