@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from decimal import Decimal
 from math import lcm
 from typing import Any, Final
 
-import msgspec
-
 _BOUNDS: Final = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
 _LENGTHS: Final = ("minLength", "maxLength", "minItems", "maxItems", "minProperties")
-_FRACTION: Final = re.compile(r'"(?:min|max)(?:Length|Items|Properties)"\s*:\s*[0-9]+[.eE]')
 _DATA: Final = ("const", "enum", "default", "examples")
 """Behind these stand values, and no schemas."""
 _BY_NAME: Final = ("properties", "$defs", "definitions", "patternProperties", "dependentSchemas")
@@ -39,6 +35,24 @@ are as many states as sets of them."""
 def bound_beyond(schema: Any) -> str | None:
     """The keyword of a bound that is beyond 64 bits, if there is one: it would not be held."""
     return next((key for key, inner in _keywords(schema) if _is_beyond(key, inner)), None)
+
+
+def inexact_constant(schema: Any) -> str | None:
+    """The keyword of a constant with a number that would not be held, if there is one: it is read
+    as one of 53 bits."""
+    found = ((key, inner) for key, inner in _keywords(schema) if key in ("const", "enum"))
+    return next((key for key, inner in found if _has_inexact(inner)), None)
+
+
+def _has_inexact(value: Any) -> bool:
+    left = [value]
+    while left:
+        one = left.pop()
+        if isinstance(one, dict | list):
+            left += one.values() if isinstance(one, dict) else one
+        elif isinstance(one, int) and (abs(one) >= _MOST or float(one) != one):
+            return True
+    return False
 
 
 def has_too_many_remainders(schema: Any) -> bool:
@@ -75,30 +89,6 @@ def _keywords(schema: Any) -> Iterator[tuple[str, Any]]:
             left += value
         if isinstance(value, dict):
             yield from value.items()
-            left += (inner for key, inner in value.items() if key not in _DATA)
-
-
-def with_whole_lengths(source: str) -> str:
-    """A schema's JSON with lengths such as 2.0, which JSON knows as 2, written as integers."""
-    if not _FRACTION.search(source):
-        return source
-    with suppress(msgspec.DecodeError, RecursionError):
-        schema = msgspec.json.decode(source)
-        _make_lengths_whole(schema)
-        return msgspec.json.encode(schema).decode()
-    return source
-
-
-def _make_lengths_whole(schema: Any) -> None:
-    left: list[Any] = [schema]
-    while left:
-        value = left.pop()
-        if isinstance(value, list):
-            left += value
-        if isinstance(value, dict):
-            for key in (*_LENGTHS, "maxProperties"):
-                if isinstance(size := value.get(key), float) and size.is_integer():
-                    value[key] = int(size)
             left += (inner for key, inner in value.items() if key not in _DATA)
 
 

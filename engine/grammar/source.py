@@ -21,12 +21,14 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 from msgspec import structs
 
 from engine.api import Grammar
-from engine.grammar.complaints import located, reason
+from engine.grammar.complaints import NOTHING, TOO_MUCH, located, reason
+from engine.grammar.keywords.references import Work
+from engine.grammar.keywords.rewriting import rewritten
 from engine.grammar.schemas import (
     MOST_REMAINDERS,
     bound_beyond,
     has_too_many_remainders,
-    with_whole_lengths,
+    inexact_constant,
 )
 from engine.grammar.together import crowded
 
@@ -36,7 +38,7 @@ if TYPE_CHECKING:  # it has no such name when it runs
 
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, wait
 from contextlib import suppress
 from typing import TypeVar
@@ -100,10 +102,45 @@ class _Parts(msgspec.Struct):
 
 def _serialized_body(grammar: Grammar) -> str:
     if grammar.kind == "json_schema":
-        return LLMatcher.grammar_from_json_schema(with_whole_lengths(grammar.source), JSON_OPTIONS)
+        return LLMatcher.grammar_from_json_schema(held(grammar.source), JSON_OPTIONS)
     if grammar.kind == "regex":
         return LLMatcher.grammar_from_regex(grammar.source)
-    return LLMatcher.grammar_from_lark(grammar.source)
+    return LLMatcher.grammar_from_lark(_held_within(grammar.source))
+
+
+def held(source: str) -> str:
+    """A schema's JSON in words that `llguidance` knows, as far as there are some."""
+    with contextlib.suppress(ValueError, RecursionError):
+        return _reworded(source, json.loads(source), Work())
+    return source
+
+
+def _reworded(source: str, schema: Any, work: Work) -> str:
+    words = json.dumps(rewritten(schema, work)[0])
+    return source if words == json.dumps(schema) else words
+
+
+def _held_within(source: str) -> str:
+    """The same of the schemas in a Lark grammar, but for those that are held as far as it goes."""
+    pieces, end, work = [], 0, Work()
+    for start, stop, schema in _schemas_within(source):
+        if start >= end and not _is_lenient(schema):
+            with contextlib.suppress(RecursionError):
+                pieces += [source[end:start], _reworded(source[start:stop], schema, work)]
+                end = stop
+    return "".join((*pieces, source[end:]))
+
+
+def _is_lenient(schema: Any) -> bool:
+    guidance = schema.get("x-guidance") if isinstance(schema, dict) else None
+    return isinstance(guidance, dict) and bool(guidance.get("lenient"))
+
+
+def _unheld(source: str) -> str | None:
+    """The first keyword of a schema that has no such words, and why."""
+    with contextlib.suppress(ValueError, RecursionError):
+        return rewritten(json.loads(source), Work())[1]
+    return None
 
 
 def problem_of(grammar: Grammar) -> str | None:
@@ -116,36 +153,61 @@ def problem_of(grammar: Grammar) -> str | None:
 
 def _problem_of(grammar: Grammar) -> str | None:
     if grammar.kind != "json_schema":
-        return _unheld_within(grammar.source) or _complaint(grammar)
+        source = _held_within(grammar.source)
+        schemas = [
+            schema for text in (grammar.source, source) for *_, schema in _schemas_within(text)
+        ]
+        excess = next(filter(None, map(_excess, schemas)), None)
+        return excess or _located(schemas, _complaint(grammar))
     schema = None
-    with contextlib.suppress(msgspec.DecodeError, RecursionError):
-        schema = msgspec.json.decode(grammar.source)
-        if bound := bound_beyond(schema):
-            return f"'{bound}' is beyond 64 bits, and cannot be held"
-        if has_too_many_remainders(schema):
-            return _TOO_FINE
-        if crowd := crowded(schema):
-            return crowd
-    problem = _complaint(grammar)
-    if problem is None or problem == _SLOW or not isinstance(schema, dict):
-        return problem
-    return located(schema, problem, _complaint_of_schema)
+    with contextlib.suppress(ValueError, RecursionError):
+        schema = json.loads(grammar.source)
+        if excess := _excess(schema):
+            return excess
+        words, unheld = rewritten(schema, Work())
+        if _excess(words):
+            return unheld or TOO_MUCH
+    return _located([schema], _complaint(grammar))
 
 
-def _unheld_within(source: str) -> str | None:
-    """What one of the schemas in a Lark grammar has too much of, before any of it is made."""
+def _schemas_within(source: str) -> Iterator[tuple[int, int, Any]]:
+    """Those that stand in a Lark grammar, with where they begin and end."""
     for found in _EMBEDDED.finditer(source):
         with contextlib.suppress(ValueError, RecursionError):
-            schema, _ = _decoder.raw_decode(source, found.end())
-            if has_too_many_remainders(schema):
-                return _TOO_FINE
-            if crowd := crowded(schema):
-                return crowd
-    return None
+            schema, end = _decoder.raw_decode(source, found.end())
+            yield found.end(), end, schema
+
+
+def _excess(schema: Any) -> str | None:
+    """What a schema has too much of, before any of it is made, and where."""
+    wide = _too_wide(schema)
+    if wide is not None and isinstance(schema, dict):
+        return located(schema, wide, _too_wide)
+    return wide or crowded(schema)
+
+
+def _too_wide(schema: Any) -> str | None:
+    """Which number of a schema cannot be held. Of a lenient one it need not be."""
+    if not _is_lenient(schema):
+        if bound := bound_beyond(schema):
+            return f"'{bound}' is beyond 64 bits, and cannot be held"
+        if constant := inexact_constant(schema):
+            return f"'{constant}' has a number of more than 53 bits, and cannot be held"
+    return _TOO_FINE if has_too_many_remainders(schema) else None
+
+
+def _located(schemas: Iterable[Any], problem: str | None) -> str | None:
+    """A problem with where it stands in that of the `schemas` which has it by itself."""
+    if problem is None or problem == _SLOW:
+        return problem
+    for schema in schemas:
+        if isinstance(schema, dict) and (own := _complaint_of_schema(schema)):
+            return located(schema, own, _complaint_of_schema)
+    return problem
 
 
 def _complaint_of_schema(schema: Any) -> str | None:
-    source = msgspec.json.encode(schema).decode()
+    source = json.dumps(schema)
     return _complaint(Grammar(kind="json_schema", source=source))
 
 
@@ -154,14 +216,15 @@ def _complaint(grammar: Grammar) -> str | None:
     began = thread_time()
     try:
         matcher = LLMatcher(_bytes(), serialized(_any_model(grammar)), log_level=0, limits=LIMITS)
+        matcher.compute_bitmask()
+        minded = matcher.get_error() if matcher.is_error() else None
     except ValueError as error:
-        return reason(str(error))
-    matcher.compute_bitmask()
-    if matcher.is_error():
-        minded = matcher.get_error()
-        nothing = minded.startswith("NoExtension")
-        return "nothing can be said that it allows" if nothing else reason(minded)
-    return _SLOW if thread_time() - began > _MOST_CHECK_SECONDS else None
+        minded = str(error)
+    if minded is None:
+        return _SLOW if thread_time() - began > _MOST_CHECK_SECONDS else None
+    if minded.startswith("NoExtension"):
+        return NOTHING
+    return (grammar.kind == "json_schema" and _unheld(grammar.source)) or reason(minded)
 
 
 def _any_model(grammar: Grammar) -> Grammar:

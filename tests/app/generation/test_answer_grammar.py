@@ -18,7 +18,7 @@ DAY = {
     "properties": {"day": {"enum": ["today", "tomorrow"]}, "at": {"type": "boolean"}},
     "required": ["day", "at"],
 }
-ODD = {"type": "object", "properties": {"a": {"not": {"type": "string"}}}}
+ODD = {"type": "object", "properties": {"a": {"not": {"type": "integer"}}}}
 ASKED: Any = [{"role": "user", "content": "How will it be?"}]
 
 

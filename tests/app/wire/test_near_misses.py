@@ -110,10 +110,10 @@ async def test_a_choice_in_an_object_is_that_in_a_word(world: World, path: str, 
             "range, the start must be <= the end",
         ),
         (
-            {"$defs": {"b": {"not": {}}}, "properties": {"a": {"$ref": "#/$defs/b"}}},
-            "$defs.b: 'not' is not supported here",
+            {"$defs": {"b": {"$dynamicRef": "#"}}, "properties": {"a": {"$ref": "#/$defs/b"}}},
+            "$defs.b: '$dynamicRef' is not supported here",
         ),
-        ({"anyOf": [{"type": "null"}, {"type": "objekt"}]}, "anyOf[1]: Invalid type: objekt"),
+        ({"anyOf": [{"type": "null"}, {"type": "objekt"}]}, "anyOf[1]: there is no 'type' objekt"),
     ],
 )
 async def test_a_bad_schema_is_told_where_and_why(
@@ -122,3 +122,12 @@ async def test_a_bad_schema_is_told_where_and_why(
     form = {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}}
     error = await refused(world, "/v1/chat/completions", messages=SAID, response_format=form)
     assert problem in error["message"]
+
+
+async def test_a_bad_schema_of_a_strict_function_is_told_where_and_why(world: World) -> None:
+    parameters = {"type": "object", "properties": {"a": {"not": {"type": "integer"}}}}
+    function = {"name": "f", "parameters": parameters, "strict": True}
+    tools = [{"type": "function", "function": function}]
+    error = await refused(world, "/v1/chat/completions", messages=SAID, tools=tools)
+    assert error["param"] == "tools[0].function.parameters"
+    assert "properties.a: 'not' of the type 'integer' is not supported here" in error["message"]

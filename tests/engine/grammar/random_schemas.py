@@ -62,7 +62,7 @@ def _any_of(rng: random.Random, depth: int) -> dict[str, Any]:
 
 def _format(rng: random.Random, _: int) -> dict[str, Any]:
     # Of times RFC 3339 lets T and Z be small letters, and so do we; the validator does not.
-    names = ["date", "email", "uuid", "ipv4", "duration"]
+    names = ["date", "email", "uuid", "ipv4", "ipv6", "duration"]
     return {"type": "string", "format": rng.choice(names)}
 
 
@@ -111,4 +111,46 @@ def _one_of(rng: random.Random, depth: int) -> dict[str, Any]:
     }
 
 
-_NESTED = [_object, _object, _array, _any_of, _map, _tuple, _all_of, _one_of]
+def _conditional(rng: random.Random, depth: int) -> dict[str, Any]:
+    """What a property is decides of another one, as `if` says, or what depends on it."""
+    kinds = ["wall", "door", "roof"]
+    asked = {"properties": {"kind": {"const": rng.choice(kinds)}}, "required": ["kind"]}
+    told = {"if": asked, "then": {"required": ["size"]}, "else": {"required": ["name"]}}
+    properties = {name: random_schema(rng, depth) for name in ("size", "name")}
+    whole = {
+        "type": "object",
+        "properties": {"kind": {"enum": kinds}, **properties},
+        "additionalProperties": False,
+    }
+    return whole | rng.choice([told, {"dependentRequired": {"kind": ["name"], "size": ["kind"]}}])
+
+
+def _contains(rng: random.Random, depth: int) -> dict[str, Any]:
+    wanted = {"const": rng.randrange(3)}
+    counts = rng.choice([{}, {"minContains": 2}, {"maxContains": 1}])
+    return {"type": "array", "items": {"enum": [0, 1, 2, None]}, "contains": wanted, **counts}
+
+
+def _counted(rng: random.Random, depth: int) -> dict[str, Any]:
+    """Some of the properties, or of names of a kind."""
+    counts = {"minProperties": rng.randrange(1, 3), "maxProperties": 2}
+    if rng.random() < 0.5:
+        names = {"propertyNames": rng.choice([{"enum": ["a", "b", "c"]}, {"pattern": "^[ab]$"}])}
+        return {"type": "object", **names, "additionalProperties": random_schema(rng, depth)}
+    properties = {name: random_schema(rng, depth) for name in "abc"}
+    return {"type": "object", "properties": properties, "additionalProperties": False} | counts
+
+
+_NESTED = [
+    _object,
+    _object,
+    _array,
+    _any_of,
+    _map,
+    _tuple,
+    _all_of,
+    _one_of,
+    _conditional,
+    _contains,
+    _counted,
+]

@@ -263,9 +263,13 @@ def test_a_padded_tokenizer_and_one_larger_than_the_model_are_read(
         ("lark", 'start: "a" | "b"', None),
         ("json_schema", '{"type": "widget"}', "widget"),
         ("json_schema", '{"not": {}}', "not"),
-        ("json_schema", "[" * 2000, "recursion"),
+        ("json_schema", "[" * 2000, "nested too deeply"),
         ("json_schema", '{"type": "object"}', None),
-        ("lark", r"start: A" + "\n" + r"A: /.*a.{40}/ & /.*b.{40}/ & ~/.*c.{40}/", "fuel"),
+        (
+            "lark",
+            r"start: A" + "\n" + r"A: /.*a.{40}/ & /.*b.{40}/ & ~/.*c.{40}/",
+            "too many states",
+        ),
     ],
 )
 def test_problems_are_told_before_a_model_is_asked(

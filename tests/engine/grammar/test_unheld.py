@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from engine.api import Grammar
-from engine.grammar.schemas import bound_beyond, cheap, is_plain, tame, with_whole_lengths
-from engine.grammar.source import problem_of
+from engine.grammar.schemas import bound_beyond, cheap, is_plain, tame
+from engine.grammar.source import held, problem_of
 
 
 @pytest.mark.parametrize(
@@ -70,7 +70,7 @@ def test_bounds_beyond_64_bits_are_told_and_dropped(bound: float) -> None:
     assert bound_beyond(schema) == "maximum"
     assert tame(schema) == {"anyOf": [{"properties": {"a": {"type": "integer"}}}]}
     problem = problem_of(Grammar(kind="json_schema", source=json.dumps(schema)))
-    assert problem == "'maximum' is beyond 64 bits, and cannot be held"
+    assert problem == "anyOf[0].properties.a: 'maximum' is beyond 64 bits, and cannot be held"
     assert bound_beyond({"maximum": 2**63 - 1}) is None
 
 
@@ -90,7 +90,9 @@ def test_a_step_of_too_many_remainders_is_refused_before_any_is_made(
 ) -> None:
     began = time.thread_time()
     problem = problem_of(Grammar(kind="json_schema", source=json.dumps(schema)))
-    assert problem == "'multipleOf' may have 50000 remainders at most"
+    assert str(problem).removeprefix("properties.n: ") == (
+        "'multipleOf' may have 50000 remainders at most"
+    )
     assert time.thread_time() - began < 0.1
 
 
@@ -109,7 +111,7 @@ def test_a_usual_step_is_held_beside_others(step: float) -> None:
 
 def test_a_length_of_2_0_is_two_and_one_of_a_half_is_refused() -> None:
     schema = {"items": {"maxLength": 2.0}, "maxItems": 3e0, "const": {"maxItems": 2.0}}
-    held = json.loads(with_whole_lengths(json.dumps(schema)))
-    assert repr(held) == "{'items': {'maxLength': 2}, 'maxItems': 3, 'const': {'maxItems': 2.0}}"
+    made = json.loads(held(json.dumps(schema)))
+    assert repr(made) == "{'items': {'maxLength': 2}, 'maxItems': 3, 'const': {'maxItems': 2.0}}"
     assert problem_of(Grammar(kind="json_schema", source='{"maxItems": 2.0}')) is None
     assert "'maxItems'" in str(problem_of(Grammar(kind="json_schema", source='{"maxItems": 2.5}')))
