@@ -39,8 +39,8 @@ class StoredPictures:
         """By the names of pictures; of some the blocks are there no more."""
 
     def store(self, name: bytes, tenant: str, seconds: float) -> None:
-        """Keep what it took so long to see of a tenant's picture, unless it is there, or has no room
-        beside what runs.
+        """Keep what it took so long to see of a tenant's picture, unless it is there, or there is
+        no room for it beside what runs.
         """
         if name in self:
             return
