@@ -20,7 +20,7 @@ def test_it_measures_questions_streams_and_hostile_files(
 ) -> None:
     out = tmp_path / "figures.json"
     given = ["pictures", "--tiles", "1", "--rounds", "1", "--streams", "1", "--files", "9"]
-    monkeypatch.setattr("sys.argv", ["bench", *given, "--seconds", "4", "--json", str(out)])
+    monkeypatch.setattr("sys.argv", ["bench", *given, "--seconds", "1", "--json", str(out)])
     assert cli.main() == 0
     found: dict[str, float] = json.loads(out.read_text())["figures"]
     assert found.keys() == pictures.FIGURES.keys() - peers.FIGURES.keys()

@@ -132,8 +132,8 @@ def test_a_hundred_random_schemas_say_what_is_valid_and_nothing_else() -> None:
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("part", range(10))
-def test_five_thousand_random_schemas_say_what_is_valid_and_nothing_else(part: int) -> None:
+@pytest.mark.parametrize("part", range(3))
+def test_many_random_schemas_say_what_is_valid_and_nothing_else(part: int) -> None:
     num_served, num_valid, num_missed = compared(range(1000 + 500 * part, 1500 + 500 * part))
     assert num_served >= 150
     assert num_missed <= num_valid / 1000
