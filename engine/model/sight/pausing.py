@@ -6,7 +6,9 @@ that the results are the same.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
+from functools import wraps
 from itertools import repeat
 from typing import Any, Final
 
@@ -26,12 +28,15 @@ _MOST_PRODUCTS: Final = 1 << 28
 same on all, and at any time, or the same picture would be rounded otherwise when it is seen again.
 """
 
+_TURN: Final = "apply_rotary_pos_emb_vision"
+_TURNING: Final = 128
+"""Multiplications of a product in the time in which a number is turned, about."""
 _FEWEST_QUERIES: Final = 32
 """At a time: with fewer, keys would be read too often."""
 
 
 def let_pause(tower: PreTrainedModel, pause: Pause) -> None:
-    """Have `tower` call `pause` before each of its small modules, and within large products."""
+    """Have `tower` call `pause` before each of its small modules, and within large ones."""
     AttentionInterface.register(_ATTENTION, _attention)
     AttentionMaskInterface.register(_ATTENTION, ALL_MASK_ATTENTION_FUNCTIONS["sdpa"])
     tower.set_attn_implementation({"vision_config": _ATTENTION})
@@ -42,8 +47,34 @@ def let_pause(tower: PreTrainedModel, pause: Pause) -> None:
             own.forward = _by_rows(module.forward, _most_rows(module), 1, pause)
         elif isinstance(module, nn.Conv3d):  # of patches, which are its batch
             own.forward = _by_rows(module.forward, _most_rows(module), 4, pause)
+        elif type(module).__name__.lower().endswith("mlp"):  # of each token for itself
+            most = min(_most_rows(one) for one in module.modules() if isinstance(one, nn.Linear))
+            own.forward = _by_rows(module.forward, most, 1, pause)
         elif not any(True for _ in module.children()):
             module.register_forward_pre_hook(lambda *_: pause())
+
+    for home in {sys.modules[type(module).__module__] for module in tower.modules()}:
+        if hasattr(home, _TURN):
+            _let_turning_pause(home, pause)
+
+
+def _let_turning_pause(home: Any, pause: Pause) -> None:
+    """Have the function by which Qwen's towers turn queries and keys, all at once and in float32,
+    do so by some tokens at a time.
+    """
+    whole = getattr(home, _TURN)
+    whole = getattr(whole, "__wrapped__", whole)
+
+    @wraps(whole)
+    def turn(*tensors: Tensor) -> tuple[Tensor, ...]:
+        most = max(1, _MOST_PRODUCTS // (_TURNING * tensors[0][0].numel()))
+        turned = []
+        for parts in zip(*(torch.split(tensor, most) for tensor in tensors), strict=True):
+            pause()
+            turned.append(whole(*parts))
+        return tuple(map(torch.cat, zip(*turned, strict=True)))
+
+    setattr(home, _TURN, turn)
 
 
 def _most_rows(module: nn.Linear | nn.Conv3d) -> int:
