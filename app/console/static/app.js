@@ -1,19 +1,16 @@
 // Signs in and out, and shows one view at a time.
 
 import { api } from "./api.js";
-import { mount as chat } from "./chat/view.js";
-import { button } from "./dom.js";
-import { mount as load } from "./load/view.js";
+import { button, make } from "./dom.js";
 import * as signIn from "./sign_in.js";
-import { mount as tenants } from "./tenants/view.js";
-import { mount as wall } from "./wall.js";
 
-// A view is shown in a section; `mount` returns what takes it away. One that stays is only hidden.
+// A view is loaded when it is shown first, in a section; its `mount` returns what takes it away. One
+// that stays is only hidden.
 const VIEWS = [
-  { name: "wall", title: "The wall", mount: wall, isFor: () => api.seesAll },
-  { name: "tenants", title: "Tenants", mount: tenants, isFor: () => api.isOperator },
-  { name: "load", title: "Load", mount: load, isFor: () => api.seesAll },
-  { name: "chat", title: "Chat", mount: chat, isFor: () => true, stays: true },
+  { name: "wall", title: "The wall", load: () => import("./wall.js"), isFor: () => api.seesAll },
+  { name: "tenants", title: "Tenants", load: () => import("./tenants/view.js"), isFor: () => api.isOperator },
+  { name: "load", title: "Load", load: () => import("./load/view.js"), isFor: () => api.seesAll },
+  { name: "chat", title: "Chat", load: () => import("./chat/view.js"), isFor: () => true, stays: true },
 ];
 
 const door = document.getElementById("door");
@@ -44,20 +41,31 @@ function show() {
   else open(view);
 }
 
-function open(view) {
+async function open(view) {
   const section = document.createElement("section");
   section.id = `view-${view.name}`;
   section.setAttribute("aria-label", view.title);
   document.getElementById("main").append(section);
-  shown.set(view.name, { section, unmount: view.mount(section, api) });
+  const entry = { section, unmount: () => {} };
+  shown.set(view.name, entry);
+  let part;
+  try {
+    part = await view.load();
+  } catch { // the service is away, or another one by now
+    const why = make("p", "problem", "This view did not load. Reload the page.");
+    why.setAttribute("role", "alert");
+    section.append(why);
+    return;
+  }
+  if (shown.get(view.name) === entry) entry.unmount = part.mount(section, api);
 }
 
 function close(view, isForGood = !view.stays) {
-  const { section, unmount } = shown.get(view.name);
-  section.hidden = true;
+  const entry = shown.get(view.name);
+  entry.section.hidden = true;
   if (!isForGood) return;
-  unmount();
-  section.remove();
+  entry.unmount();
+  entry.section.remove();
   shown.delete(view.name);
 }
 

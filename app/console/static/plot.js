@@ -3,6 +3,12 @@
 import { entry, make, put } from "./dom.js";
 import uPlot from "./vendor/uPlot.esm.js";
 
+// Its style comes with it, for views that have no plot need neither.
+document.head.append(Object.assign(document.createElement("link"), {
+  rel: "stylesheet",
+  href: new URL("./vendor/uPlot.min.css", import.meta.url),
+}));
+
 const HEIGHT = 180; // CSS pixels
 const FEW = 4; // points that are shown as such
 const COLOURS = ["--accent", "--shared", "--pinned", "--in-use"];

@@ -20,7 +20,7 @@ from tests.app.console.signing_in import sign_in
 from tests.engine.simulation import simulated_core
 
 SPAN = """async ([before, after, seconds]) => {
-  const {Span, parsed} = await import("./load/metrics.js");
+  const {Span, parsed} = await import(new URL("./load/metrics.js", document.scripts[0].src));
   const span = new Span(parsed(before), parsed(after), seconds);
   return {
     quantiles: [0.5, 0.95, 0.99].map((part) => span.quantile("wait_seconds", part)),

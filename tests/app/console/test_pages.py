@@ -1,58 +1,75 @@
-"""Every view: legible by anybody, at any width, in the dark, and shown in the documentation."""
+"""The console's page and its parts, as browsers ask for them."""
 
 from __future__ import annotations
 
 import re
-from pathlib import Path
+from posixpath import dirname, join, normpath
 
 import httpx
 import pytest
-from playwright.async_api import Page, expect
+from starlette.applications import Starlette
+from starlette.testclient import TestClient
 
-from tests.app.conftest import ADMIN_TOKEN, MODEL, World
-from tests.app.console.looks import check_looks, check_page
-from tests.app.console.signing_in import sign_in
+from app.console.pages import console_routes
 
-
-async def use(world: World, admin: httpx.AsyncClient) -> None:
-    """Some answers of two tenants, of which one has a prompt pinned and one leases what it used."""
-    said = "You know the catalog: anvils, rope and glue, by size and by colour. "
-    await world.register("acme", "desk", said * 3)
-    assert (await admin.post("/tenants/acme/prompts/desk/pin")).is_success
-    for tenant, ttl in (("acme", None), ("umbra", {"ttl": "30m"})):
-        for question in ("What is an anvil?", "How long is the rope?", "Which glue?"):
-            await world.client(tenant).responses.create(
-                model=MODEL, input=said + question, max_output_tokens=8, prompt_cache_options=ttl
-            )
+_IMPORTED = re.compile(r'^(?:import|export)\s[^;]*?["\'](\.{1,2}/[^"\']+)["\'];', re.MULTILINE)
+_MOST_BYTES = 120 * 1024
 
 
-@pytest.mark.exhaustive
-async def test_the_wall_shuts_nobody_out(
-    page: Page, world: World, admin: httpx.AsyncClient, tmp_path: Path
-) -> None:
-    await sign_in(page, world.admin_url)
-    await expect(page.locator("#view-wall")).to_contain_text("No request is there")
-    await use(world, admin)
-    requests = page.get_by_role("listbox", name="Requests").get_by_role("option")
-    await requests.nth(1).click()
-    await expect(page.locator(".told")).to_contain_text("broke at token")
-    await check_looks(page, "wall", tmp_path)
+@pytest.fixture
+def client() -> TestClient:
+    return TestClient(Starlette(routes=console_routes()))
 
 
-@pytest.mark.parametrize("width", [360, 1440])
-async def test_a_first_visit(page: Page, world: World, width: int) -> None:
-    await page.set_viewport_size({"width": width, "height": 800})
-    await page.goto(f"{world.base_url}/console")
-    await expect(page.get_by_label("API key or admin token")).to_be_focused()
-    await check_page(page, width)
+def on_the_wire(answer: httpx.Response) -> int:
+    return int(answer.headers["content-length"])
 
 
-@pytest.mark.exhaustive
-async def test_an_operator_s_token_is_not_for_the_tenants_port(
-    page: Page, world: World, complaints: list[str]
-) -> None:
-    await sign_in(page, world.base_url, ADMIN_TOKEN)
-    await expect(page.get_by_role("alert")).to_have_text(re.compile("operators"))
-    await page.close()
-    assert [one for one in complaints if "404" not in one] == []
-    complaints.clear()
+def parts_of(page: httpx.Response) -> list[str]:
+    return re.findall(r'(?:src|href)="([0-9a-f]+/[^"]+)"', page.text)
+
+
+def test_the_chat_comes_with_little_and_again_with_nothing(client: TestClient) -> None:
+    page = client.get("/console/")
+    style, script = parts_of(page)
+    num_bytes, known = on_the_wire(page), set[str]()
+    left = [style, script, join(dirname(script), "chat/view.js")]
+    while left:
+        name = left.pop()
+        if name in known:
+            continue
+        known.add(name)
+        part = client.get(f"/console/{name}")
+        assert part.status_code == 200, name
+        assert part.headers["content-encoding"] == "gzip", name
+        assert "immutable" in part.headers["cache-control"], "a browser never asks again"
+        num_bytes += on_the_wire(part)
+        left += [normpath(join(dirname(name), one)) for one in _IMPORTED.findall(part.text)]
+    assert num_bytes <= _MOST_BYTES
+    assert not any("uPlot" in name or "wall" in name for name in known)
+    again = client.get("/console/", headers={"if-none-match": page.headers["etag"]})
+    assert (again.status_code, again.content) == (304, b"")
+
+
+def test_who_cannot_unzip_is_told_the_same(client: TestClient) -> None:
+    zipped, plain = (
+        client.get("/console/", headers={"accept-encoding": coding})
+        for coding in ("gzip", "identity")
+    )
+    assert "content-encoding" not in plain.headers
+    assert zipped.headers["content-encoding"] == "gzip"
+    assert zipped.content == plain.content
+    assert zipped.headers["vary"] == "accept-encoding"
+
+
+def test_no_page_may_use_what_it_does_not_need(client: TestClient) -> None:
+    page = client.get("/console/")
+    for name in (*parts_of(page), ""):
+        headers = client.get(f"/console/{name}").headers
+        assert headers["cross-origin-opener-policy"] == "same-origin"
+        assert "camera=()" in headers["permissions-policy"]
+        assert "default-src 'none'" in headers["content-security-policy"]
+
+
+def test_parts_of_another_version_are_not_there(client: TestClient) -> None:
+    assert client.get("/console/0123456789abcdef/app.js").status_code == 404

@@ -33,7 +33,7 @@ DRAWN = """async () => {
   const view = document.getElementById("view-wall");
   await new Promise((resolve) => requestAnimationFrame(() => requestAnimationFrame(resolve)));
   const {cells} = view, canvas = view.querySelector("canvas");
-  const {Picture} = await import("./picture.js");
+  const {Picture} = await import(new URL("./picture.js", document.scripts[0].src));
   const width = view.querySelector(".cells").clientWidth;
   const picture = new Picture(document.createElement("canvas"), cells);
   picture.layOut(width);
@@ -139,7 +139,7 @@ OUTLINED = """(name) => document.querySelector(`.chain .${name}`).getAttribute("
   .split("z").filter(Boolean).map((box) => box.match(/[0-9.]+/g).slice(0, 2).map(Number))"""
 CORNERS = """(cells) => {
   const view = document.getElementById("view-wall");
-  return import("./picture.js").then(({Picture}) => {
+  return import(new URL("./picture.js", document.scripts[0].src)).then(({Picture}) => {
     const picture = new Picture(document.createElement("canvas"), view.cells);
     picture.layOut(view.querySelector(".cells").clientWidth);
     return cells.map((cell) => [
