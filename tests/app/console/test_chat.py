@@ -62,6 +62,21 @@ async def test_an_answer_streams_and_is_shown_without_what_could_run(
     assert " 0 of" not in await figures.inner_text()
 
 
+async def test_answers_are_asked_for_as_in_the_terminal_unless_settings_say_otherwise(
+    page: Page, world: World
+) -> None:
+    await enter(page, world)
+    for count, temperature in enumerate((0.6, 0.2, None), 1):
+        if count > 1:
+            await page.get_by_text("Settings of this conversation").click()
+            await page.get_by_label("Temperature").fill(str(temperature or ""))
+            await page.get_by_text("Settings of this conversation").click()
+        await say(page, "Hello")
+        await answered(page, count)
+        asked = [one for who, one in await tape(page) if who == "client"][-1]
+        assert asked.get("temperature") == temperature
+
+
 async def test_a_cut_line_is_mended_and_no_event_is_lost(page: Page, world: World) -> None:
     await hear_half(page, world)
     await page.get_by_role("button", name="Cut the line").click()
@@ -103,9 +118,13 @@ async def test_edits_and_second_answers_are_forks(page: Page, world: World) -> N
 
 
 @pytest.mark.exhaustive
-async def test_an_answer_is_stopped_and_gone_on_from(page: Page, world: World) -> None:
+@pytest.mark.parametrize("way", ["button", "Escape"])
+async def test_an_answer_is_stopped_and_gone_on_from(page: Page, world: World, way: str) -> None:
     await hear_half(page, world)
-    await page.get_by_role("button", name="Stop").click()
+    if way == "Escape":
+        await page.get_by_label("Message").press(way)
+    else:
+        await page.get_by_role("button", name="Stop").click()
     await expect(page.locator(".figures")).to_contain_text("stopped")
     world.engine.release()
     await say(page, "Go on")

@@ -16,6 +16,9 @@ const MARKUP = `
 <label>Schema of the answer <textarea name="schema" rows="3" spellcheck="false"></textarea></label>
 </div>`;
 
+// That of `partywall chat`: small models ramble at 1.
+const USUAL = { temperature: "0.6" };
+
 export class Settings {
   constructor(element) {
     element.innerHTML = MARKUP;
@@ -36,7 +39,9 @@ export class Settings {
   }
 
   set values(values) {
-    for (const field of this.element.querySelectorAll("[name]")) field.value = values[field.name] ?? "";
+    for (const field of this.element.querySelectorAll("[name]")) {
+      field.value = values[field.name] ?? USUAL[field.name] ?? "";
+    }
   }
 
   // Whether two models are compared.

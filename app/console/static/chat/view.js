@@ -82,9 +82,8 @@ class Chats {
     on("[name=compare]", "click", () => this.compare());
     on(".settings", "input", () => this.show());
     on("[name=cut]", "click", () => this.line.cut());
-    on("[name=stop]", "click", () => {
-      for (const { lane } of this.current.sides) this.line.stop(lane);
-    });
+    on("[name=stop]", "click", () => this.stop());
+    on(".conversation", "keydown", ({ key }) => { if (key === "Escape") this.stop(); });
     on(".composer", "submit", (event) => {
       event.preventDefault();
       this.say();
@@ -94,6 +93,12 @@ class Chats {
       event.preventDefault();
       this.say();
     });
+  }
+
+  stop() {
+    for (const { lane, isRunning } of this.current.sides) {
+      if (isRunning) this.line.stop(lane);
+    }
   }
 
   async offer(list, names, what) {
