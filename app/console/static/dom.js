@@ -11,6 +11,19 @@ export function button(text, pressed) {
   return element;
 }
 
+// Puts a text into the clipboard, where there is one: browsers have none on pages that came over
+// plain HTTP from another machine.
+export function copier(what, text) {
+  const element = button("Copy", async () => {
+    await navigator.clipboard.writeText(text());
+    put(element, "Copied");
+    setTimeout(() => put(element, "Copy"), 2000);
+  });
+  element.ariaLabel = `Copy ${what}`;
+  element.hidden = navigator.clipboard === undefined;
+  return element;
+}
+
 // Another text, where it is another.
 export function put(element, text) {
   if (element.textContent !== text) element.textContent = text;

@@ -14,18 +14,23 @@ from tests.app.console.keeping import PICTURES, is_updating
 # In the second frame from now on, what watches sizes has been told of them, and has drawn.
 _SETTLED = """() => new Promise((resolve) =>
   requestAnimationFrame(() => requestAnimationFrame(resolve)))"""
+_TO_THE_END = "window.scrollTo(0, document.body.scrollHeight)"
 _LOOKS: list[tuple[int, Literal["dark", "light"]]] = [(360, "dark"), (1440, "light")]
 
 
-async def check_looks(page: Page, name: str, scratch: Path) -> None:
-    """Nothing shuts somebody out or is cut off; makes the pictures of the documentation."""
+async def check_looks(page: Page, name: str, scratch: Path, *, is_whole: bool = True) -> None:
+    """Nothing shuts somebody out or is cut off; makes the pictures of the documentation, of all of
+    the page, or of what one sees at its end.
+    """
     folder = PICTURES if is_updating() else scratch
     for width, scheme in _LOOKS:
         await page.set_viewport_size({"width": width, "height": 800})
         await page.emulate_media(color_scheme=scheme)
         await page.evaluate(_SETTLED)
         await check_page(page, width)
-        await page.screenshot(path=folder / f"console-{name}-{width}.png", full_page=True)
+        await page.evaluate(_TO_THE_END)
+        picture = folder / f"console-{name}-{width}.png"
+        await page.screenshot(path=picture, full_page=is_whole)
 
 
 async def check_page(page: Page, width: int) -> None:

@@ -76,7 +76,7 @@ async def test_the_base_and_an_adapter_answer_side_by_side_and_go_on_each_by_its
     await answered(page, 4)
     assert [one.adapter is not None for one in world.engine.requests[4:]] == [True]
     await page.locator("summary").filter(has_text="Settings").click()
-    await check_looks(page, "compare", tmp_path)
+    await check_looks(page, "compare", tmp_path, is_whole=False)
     left, right = [await one.bounding_box() for one in (base, rhyme)]
     assert left is not None
     assert right is not None

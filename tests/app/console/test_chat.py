@@ -62,21 +62,6 @@ async def test_an_answer_streams_and_is_shown_without_what_could_run(
     assert " 0 of" not in await figures.inner_text()
 
 
-async def test_answers_are_asked_for_as_in_the_terminal_unless_settings_say_otherwise(
-    page: Page, world: World
-) -> None:
-    await enter(page, world)
-    for count, temperature in enumerate((0.6, 0.2, None), 1):
-        if count > 1:
-            await page.get_by_text("Settings of this conversation").click()
-            await page.get_by_label("Temperature").fill(str(temperature or ""))
-            await page.get_by_text("Settings of this conversation").click()
-        await say(page, "Hello")
-        await answered(page, count)
-        asked = [one for who, one in await tape(page) if who == "client"][-1]
-        assert asked.get("temperature") == temperature
-
-
 async def test_a_cut_line_is_mended_and_no_event_is_lost(page: Page, world: World) -> None:
     await hear_half(page, world)
     await page.get_by_role("button", name="Cut the line").click()
@@ -390,7 +375,7 @@ async def test_a_chat_shuts_nobody_out(page: Page, world: World, tmp_path: Path)
     await expect(page.get_by_text("2 of 2")).to_be_visible()
     await answered(page, 3)
     await page.get_by_text("Settings of this conversation").click()
-    await check_looks(page, "chat", tmp_path)
+    await check_looks(page, "chat", tmp_path, is_whole=False)
 
 
 async def test_the_tape_of_a_chat(page: Page, world: World) -> None:

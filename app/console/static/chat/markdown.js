@@ -1,6 +1,7 @@
 // What a model has written, as elements that can do nothing but be read.
 
 import { Marked } from "../vendor/marked.esm.js";
+import { copier, make } from "../dom.js";
 import purify from "../vendor/purify.es.mjs";
 
 const ALLOWED = {
@@ -35,6 +36,11 @@ export function rendered(text) {
     Object.assign(link, { target: "_blank", rel: "noopener noreferrer" });
   }
   // What is too wide can be moved by the keyboard as well.
-  for (const block of fragment.querySelectorAll("pre")) block.tabIndex = 0;
+  for (const block of fragment.querySelectorAll("pre")) {
+    block.tabIndex = 0;
+    const frame = make("div", "code");
+    block.replaceWith(frame);
+    frame.append(block, copier("the code", () => block.textContent));
+  }
   return fragment;
 }

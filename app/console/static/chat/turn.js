@@ -1,7 +1,7 @@
 // A turn as an element: what was asked, what was answered, and what can be done about it.
 
 import { isCall } from "./conversation.js";
-import { button, make } from "../dom.js";
+import { button, copier, make } from "../dom.js";
 import { rendered } from "./markdown.js";
 import { asked, picturesIn, shown } from "./pictures.js";
 
@@ -14,6 +14,8 @@ export function turnOf(turn, conversation, { isLast, ask, choose }) {
   const siblings = conversation.siblings(turn);
   const tools = make("div", "tools");
   if (siblings.followers.length > 1) tools.append(...forkOf(siblings, choose, turn));
+  const text = () => turn.answer.items.map((item) => (item?.type === "message" ? item.text : "")).join("");
+  if (text()) tools.append(copier("the answer", text));
   if (isIdle) {
     tools.append(button("Answer again", () => ask(turn.parent, turn.input, turn.text)));
   }

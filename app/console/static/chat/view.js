@@ -9,6 +9,7 @@ import { asked, Pictures } from "./pictures.js";
 import { Settings } from "./settings.js";
 
 const REST = 4; // times as long as the drawing took
+const NEAR = 60; // pixels from the page's end: who is there follows what is written
 const NAMED = ["model", "beside"]; // fields of the settings: what a conversation's sides ask
 const BASE = ":"; // the served model with no adapter, not even the tenant's own
 const MARKUP = `
@@ -23,15 +24,16 @@ const MARKUP = `
     <button type="button" name="compare">New comparison</button><ul></ul>
   </nav>
   <div class="conversation">
+    <details class="settings"></details>
     <div class="columns"></div>
     <form class="composer">
       <label for="question">Message</label>
-      <textarea id="question" rows="3"></textarea>
+      <textarea id="question" rows="2"></textarea>
       <div class="tools"><button name="send">Send</button>
         <button type="button" name="stop" hidden>Stop</button>
+        <button type="button" name="newest" hidden>Newest</button>
         <p class="news" role="alert"></p></div>
     </form>
-    <details class="settings"></details>
   </div>
 </div>`;
 
@@ -45,7 +47,10 @@ export function mount(element, api) {
   const begin = () => { chats = new Chats(element, api, ask); };
   if (api.chatKey === null) ask();
   else begin();
+  const look = () => chats?.look();
+  window.addEventListener("scroll", look, { passive: true });
   return () => {
+    window.removeEventListener("scroll", look);
     chats?.close();
     element.replaceChildren();
   };
@@ -83,6 +88,7 @@ class Chats {
     on(".settings", "input", () => this.show());
     on("[name=cut]", "click", () => this.line.cut());
     on("[name=stop]", "click", () => this.stop());
+    on("[name=newest]", "click", () => this.follow());
     on(".conversation", "keydown", ({ key }) => { if (key === "Escape") this.stop(); });
     on(".composer", "submit", (event) => {
       event.preventDefault();
@@ -174,6 +180,7 @@ class Chats {
       return false;
     }
     news.textContent = "";
+    this.isFollowing = true;
     for (const { side, parent, body } of requests) {
       const turn = side.follow(parent, input, text, performance.now());
       turn.answer.changed = () => this.changed(turn);
@@ -214,6 +221,22 @@ class Chats {
     this.list();
     this.part("[name=stop]").hidden = !isBusy(this.current);
     this.part("[name=send]").disabled = isBusy(this.current);
+    if (this.isFollowing) this.follow();
+    else this.look();
+  }
+
+  // Go to what is written, and stay there.
+  follow() {
+    this.isFollowing = true;
+    if (!this.part(".conversation").closest("[hidden]")) window.scrollTo(0, document.body.scrollHeight);
+    this.look();
+  }
+
+  // Who has scrolled away is left there, and told of the way back.
+  look() {
+    const { scrollHeight, scrollTop, clientHeight } = document.scrollingElement;
+    this.isFollowing = scrollHeight - scrollTop - clientHeight < NEAR;
+    this.part("[name=newest]").hidden = this.isFollowing || !isBusy(this.current);
   }
 
   list() {
