@@ -11,6 +11,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Collection
 from dataclasses import dataclass, field
+from functools import partial
 
 from engine.blocks.pins import Pins
 from engine.blocks.tiers import Tiers
@@ -177,8 +178,8 @@ class PrefillPlanner:
                 wanted = self._uncut.most(sequence, wanted, room.left if step.chunks else None)
                 if not wanted:
                     break
-                count = self._lifecycle.reach(group, sequence, wanted)
-                count = self._uncut.least(sequence, count)
+                reach = partial(self._lifecycle.reach, group, sequence)
+                count = self._uncut.reached(sequence, wanted, reach)
                 if not count:
                     self._give_way(group, step, may_preempt=may_preempt)
                     break
