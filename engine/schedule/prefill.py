@@ -174,8 +174,8 @@ class PrefillPlanner:
                 self._lifecycle.forget(group, sequence)
             while group.prefill and (share := room.share(group)) > 0:
                 sequence = group.prefill[0]
-                wanted = min(share, sequence.num_uncomputed)
-                wanted = self._uncut.most(sequence, wanted, room.left if step.chunks else None)
+                rest = room.left if step.chunks or step.decoding else None
+                wanted = self._uncut.most(sequence, min(share, sequence.num_uncomputed), rest)
                 if not wanted:
                     break
                 reach = partial(self._lifecycle.reach, group, sequence)

@@ -24,7 +24,7 @@ class Uncut:
 
     def most(self, sequence: Sequence, count: int, left: int | None) -> int:
         """The same, but for a run that they begin with: it is computed to its end, unless more
-        tokens would be than there are `left` in the step.
+        tokens would be than there are `left` beside others in the step (`None`: there are none).
         """
         _, end = self._around(sequence, sequence.num_computed + count)
         to_end = end - sequence.num_computed
