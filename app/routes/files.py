@@ -63,21 +63,24 @@ async def list_files(request: Request) -> ASGIApp:
     if purposes and purposes[-1] not in PURPOSES:
         message = f"'purpose' is one of {', '.join(PURPOSES)}."
         raise invalid_request(message, "purpose")
-    found, after, is_all = list[FileRecord](), query.after, False
+    found, read, is_all = list[FileRecord](), [query.after], False
     async with service.generations.counted(principal):
         while len(found) <= query.limit and not is_all:
             batch = await service.stores.files.listed(
                 principal.tenant.id,
-                after,
+                read[-1],
                 newest_first=query.newest_first,
                 limit=_READ_AT_ONCE,
             )
-            if batch is None and after == query.after:
-                raise not_listed(query.after or "")
-            kept = [one for _, one in batch or () if one is not None]
+            if batch is None:  # it has gone: what comes behind the one before it is the same
+                gone = read.pop()
+                if not read:
+                    raise not_listed(gone or "")
+                continue
+            kept = [one for _, one in batch if one is not None]
             found += [one for one in kept if not purposes or one.purpose == purposes[-1]]
             is_all = not batch
-            after = batch[-1][0] if batch else after
+            read += [file_id for file_id, _ in batch]
     shown = [(one.id, _shown(one)) for one in found[: query.limit]]
     page = listed(shown, has_more=len(found) > query.limit)
     return json_response(msgspec.json.encode(page))

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncIterator
-from email.message import Message
-from email.parser import HeaderParser
-from email.utils import collapse_rfc2231_value
-from typing import NamedTuple
+from typing import Final, NamedTuple
+from urllib.parse import unquote
 
 from app.wire.errors import invalid_request
 
@@ -14,6 +13,11 @@ _MOST_HEAD_BYTES = 4096
 _MOST_BOUNDARY = 70
 _HEAD_END = b"\r\n\r\n"
 _BROKEN = "The body is no multipart/form-data, or ends early."
+_PARAMETER: Final = re.compile(r';\s*([^\s=;"]+)\s*=\s*("(?:[^"\\]|\\.)*"|[^;"]*)', re.DOTALL)
+"""Of a header, in time that grows with its length: Python's own takes the square of it."""
+_ESCAPED: Final = re.compile(r'\\(["\\])')
+_EXTENDED: Final = re.compile(r"(utf-8|iso-8859-1)'[^']*'(.*)", re.IGNORECASE | re.DOTALL)
+"""A value that is percent-encoded (RFC 8187)."""
 
 
 class Part(NamedTuple):
@@ -26,10 +30,8 @@ class Part(NamedTuple):
 
 def boundary_of(content_type: str) -> bytes:
     """What stands between the parts of a body of this type. Raises `ApiError` 400."""
-    header = Message()
-    header["content-type"] = content_type
-    boundary = header.get_boundary()
-    if boundary is None or not 0 < len(boundary) <= _MOST_BOUNDARY or not boundary.isascii():
+    boundary = _parameters(content_type).get("boundary", "")
+    if not 0 < len(boundary) <= _MOST_BOUNDARY or not boundary.isascii():
         raise invalid_request("The Content-Type of multipart/form-data has no boundary.")
     return boundary.encode()
 
@@ -72,10 +74,10 @@ class _Reader:
 
     async def head(self) -> bytes:
         """A part's headers."""
-        while (at := self._waiting.find(_HEAD_END)) < 0:
-            if len(self._waiting) > _MOST_HEAD_BYTES:
-                raise invalid_request(f"A part's headers have more than {_MOST_HEAD_BYTES} bytes.")
+        while (at := self._waiting.find(_HEAD_END)) < 0 and len(self._waiting) <= _MOST_HEAD_BYTES:
             await self._more()
+        if not 0 <= at <= _MOST_HEAD_BYTES:
+            raise invalid_request(f"A part's headers have more than {_MOST_HEAD_BYTES} bytes.")
         return await self.take(at + len(_HEAD_END))
 
     async def until(self, mark: bytes) -> AsyncIterator[bytes]:
@@ -99,8 +101,25 @@ class _Reader:
 
 def _names(head: bytes) -> tuple[str, str | None]:
     """The name of the part with these headers, empty where it has none, and of its file."""
-    headers = HeaderParser().parsestr(head.decode(errors="replace"))
-    name = headers.get_param("name", header="content-disposition")
-    filename = headers.get_param("filename", header="content-disposition")
-    called = None if filename is None else collapse_rfc2231_value(filename)
-    return name if isinstance(name, str) else "", called
+    for line in head.decode(errors="replace").split("\r\n"):
+        field, _, value = line.partition(":")
+        if field.strip().lower() == "content-disposition":
+            given = _parameters(value)
+            return given.get("name", ""), _extended(given) or given.get("filename")
+    return "", None
+
+
+def _parameters(value: str) -> dict[str, str]:
+    """What stands behind a header's value, by names in small letters; the first of each."""
+    found = dict[str, str]()
+    for name, written in _PARAMETER.findall(value):
+        is_quoted = written.startswith('"')
+        text = _ESCAPED.sub(r"\1", written[1:-1]) if is_quoted else written.rstrip()
+        found.setdefault(name.lower(), text)
+    return found
+
+
+def _extended(given: dict[str, str]) -> str | None:
+    """A file's name in another alphabet, if it has such a one."""
+    written = _EXTENDED.fullmatch(given.get("filename*", ""))
+    return None if written is None else unquote(written[2], written[1])

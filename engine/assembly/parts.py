@@ -124,12 +124,12 @@ def _rounding(model: PagedModel, choice: Choice) -> str:
 
 def _with_step_size(config: EngineConfig, model: PagedModel, fingerprint: bytes) -> EngineConfig:
     """What is not configured is chosen: for a GPU by its size, for a CPU by its speed."""
-    if config.step_token_budget is not None or model.device.type != "cpu":
-        return with_step_size(config, model.device)
-    measure = partial(calibrate_steps, model, context_limit(config, model))
-    tokens = measured_step_tokens(config, fingerprint.hex(), measure)
     tower = model.weights.tower
     together = 0 if tower is None or tower.mutual is None else tower.mutual.num_tokens
+    if config.step_token_budget is not None or model.device.type != "cpu":
+        return with_step_size(config, model.device, together=together)
+    measure = partial(calibrate_steps, model, context_limit(config, model))
+    tokens = measured_step_tokens(config, fingerprint.hex(), measure)
     return with_step_size(config, model.device, tokens, together)
 
 

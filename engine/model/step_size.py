@@ -73,12 +73,14 @@ def with_step_size(
     `cpu_tokens` were measured to suit it if it is a CPU; a step is to have room for as many as are
     computed `together`, beside what decodes.
     """
-    sequences = config.max_running_requests or CPU_STEP.sequences
-    usual = CPU_STEP._replace(tokens=max(cpu_tokens, together and together + sequences))
+    usual = CPU_STEP._replace(tokens=cpu_tokens)
     if device.type == "cuda":
         found = torch.cuda.get_device_properties(device)
         usual = gpu_step(found.total_memory, found.multi_processor_count)
-    return sized(config, usual)
+    sequences = config.max_running_requests or usual.sequences
+    return sized(
+        config, usual._replace(tokens=max(usual.tokens, together and together + sequences))
+    )
 
 
 def sized(config: EngineConfig, usual: StepSize) -> EngineConfig:

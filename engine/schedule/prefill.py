@@ -11,6 +11,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Collection
 from dataclasses import dataclass, field
+from functools import partial
 
 from engine.blocks.pins import Pins
 from engine.blocks.tiers import Tiers
@@ -173,12 +174,12 @@ class PrefillPlanner:
                 self._lifecycle.forget(group, sequence)
             while group.prefill and (share := room.share(group)) > 0:
                 sequence = group.prefill[0]
-                wanted = min(share, sequence.num_uncomputed)
-                wanted = self._uncut.most(sequence, wanted, room.left if step.chunks else None)
+                rest = room.left if step.chunks or step.decoding else None
+                wanted = self._uncut.most(sequence, min(share, sequence.num_uncomputed), rest)
                 if not wanted:
                     break
-                count = self._lifecycle.reach(group, sequence, wanted)
-                count = self._uncut.least(sequence, count)
+                reach = partial(self._lifecycle.reach, group, sequence)
+                count = self._uncut.reached(sequence, wanted, reach)
                 if not count:
                     self._give_way(group, step, may_preempt=may_preempt)
                     break

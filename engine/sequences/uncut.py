@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final
 
 from engine.sequences.sequence import Sequence
@@ -23,11 +24,19 @@ class Uncut:
 
     def most(self, sequence: Sequence, count: int, left: int | None) -> int:
         """The same, but for a run that they begin with: it is computed to its end, unless more
-        tokens would be than there are `left` in the step.
+        tokens would be than there are `left` beside others in the step (`None`: there are none).
         """
         _, end = self._around(sequence, sequence.num_computed + count)
         to_end = end - sequence.num_computed
         return self.least(sequence, count) or (to_end if left is None or to_end <= left else 0)
+
+    def reached(self, sequence: Sequence, wanted: int, reach: Callable[[int], int]) -> int:
+        """How many of `wanted` tokens, see `most`, there is room for, where `reach` takes some for
+        as many as it is told, or for fewer: these may end within a run for all of which there is.
+        """
+        return self.least(sequence, reach(wanted)) or self.least(
+            sequence, reach(self.most(sequence, 1, None))
+        )
 
     def _around(self, sequence: Sequence, end: int) -> tuple[int, int]:
         """The run that reaches beyond `end` from before it: its bounds, or `end` as both."""

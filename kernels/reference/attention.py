@@ -80,19 +80,25 @@ def attend_mutually(
     """Attention of the queries that `batch.mutual` tells of, which it puts into `output`: they see
     all keys before the end of theirs that a window, or a chunk, lets them see.
     """
+    wide = torch.promote_types(query.dtype, torch.float32)
     for one in batch.mutual:
         begin = _first_seen(one.position, sliding_window, chunk)
-        keys, values = gather(kv, batch.block_tables[one.row], begin, one.end)
-        positions = torch.arange(one.position, one.position + one.num_queries)[:, None]
-        others = torch.arange(begin, one.end)
-        visible = torch.ones(one.num_queries, one.end - begin, dtype=torch.bool)
-        if sliding_window is not None:
-            visible &= positions - others < sliding_window
-        if chunk is not None:
-            visible &= positions // chunk == others // chunk
-        rows = slice(one.first_token, one.first_token + one.num_queries)
-        seen = values[..., :value_dim], visible.to(kv.device)
-        output[rows] = _attend(query[rows], keys, *seen, scale, softcap, sinks)
+        found = gather(kv, batch.block_tables[one.row], begin, one.end)
+        keys, values = (tensor.to(wide) for tensor in found)  # once for all parts
+        others, seen = torch.arange(begin, one.end), values[..., :value_dim]
+        most = max(1, _MOST_SCORES // (query.shape[1] * len(others)))
+        for own in torch.split(torch.arange(one.num_queries), most):
+            positions = one.position + own[:, None]
+            visible = torch.ones(len(own), len(others), dtype=torch.bool)
+            if sliding_window is not None:
+                visible &= positions - others < sliding_window
+            if chunk is not None:
+                visible &= positions // chunk == others // chunk
+            first = one.first_token + int(own[0])
+            rows = slice(first, first + len(own))
+            output[rows] = _attend(
+                query[rows], keys, seen, visible.to(kv.device), scale, softcap, sinks
+            )
 
 
 def attend_in_parts(

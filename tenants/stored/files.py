@@ -174,8 +174,8 @@ class StoredFiles:
             created_at=now,
             expires_at=now + new.ttl_seconds,
         )
-        await self._reserve(tenant, record)
         try:
+            await self._reserve(tenant, record)
             for number, key in enumerate(_pieces(tenant.id, record)):
                 piece = new.content[number * PIECE_BYTES : (number + 1) * PIECE_BYTES]
                 await self._add(tenant.id, record, key, piece)

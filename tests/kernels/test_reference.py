@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from kernels.attention import attend, write_kv
 from kernels.backends import Backend
+from kernels.reference import attention as reference
 from kernels.types import Mutual
 from tests.kernels.batches import Paged, drawn_sinks, paged
 from tests.kernels.test_attention import BACKENDS
@@ -85,10 +88,24 @@ def test_equals_the_sum_that_defines_attention(
 @pytest.mark.parametrize("sliding_window", [None, 1, 3, 5])
 @pytest.mark.parametrize("chunk", [None, 4])
 @pytest.mark.parametrize("in_windows", [False, True])
+@pytest.mark.parametrize("most_scores", [1, 50, 1 << 24])
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_queries_that_see_each_other_see_all_up_to_the_last(
-    sliding_window: int | None, chunk: int | None, in_windows: bool, backend: Backend
+    sliding_window: int | None,
+    chunk: int | None,
+    in_windows: bool,
+    most_scores: int,
+    backend: Backend,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    attend_some, scores = reference._attend, list[int]()
+
+    def counted(query: Tensor, keys: Tensor, *others: Any) -> Tensor:
+        scores.append(query.shape[0] * query.shape[1] * keys.shape[1])
+        return attend_some(query, keys, *others)
+
+    monkeypatch.setattr(reference, "_MOST_SCORES", most_scores)
+    monkeypatch.setattr(reference, "_attend", counted)
     example = paged([(7, 1), (12, 9), (8, 6)], num_heads=4, head_dim=8, block_size=4)
     mutual = (Mutual(1, 2, 3, 4, 7), Mutual(1, 6, 2, 8, 10), Mutual(2, 11, 1, 3, 8))
     without = example.batch
@@ -104,6 +121,7 @@ def test_queries_that_see_each_other_see_all_up_to_the_last(
         sinks=drawn_sinks(4),
         backend=backend,
     )
+    assert max(scores, default=0) <= max(most_scores, 4 * 12)  # of a query with all its keys
     if in_windows and sliding_window is None:
         example = replace(example, batch=without)
     expected = written_out(example, 0.4, sliding_window, 2.0, chunk, drawn_sinks(4))

@@ -12,6 +12,7 @@ import pytest
 
 from app.transport.bounds import Bounds
 from tenants.at_rest.sealer import PIECE_BYTES
+from tenants.stored.files import StoredFiles
 from tests.app.conftest import World, eventually
 from tests.app.seeing.conftest import CAT, HELLO, ScriptedEyes, uploaded
 
@@ -108,6 +109,24 @@ async def test_a_long_list_is_read_in_parts(world: World, monkeypatch: pytest.Mo
     page = await world.client().files.list(purpose="vision", limit=2)
     assert ([one.id for one in page.data], page.has_more) == ([made[4], made[2]], True)
     assert (await world.client().files.list(limit=6)).has_more is False
+
+
+async def test_a_list_misses_nothing_while_others_delete(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("app.routes.files._READ_AT_ONCE", 2)
+    made = [await uploaded(world) for _ in range(5)]
+    listed = StoredFiles.listed
+
+    async def deleting(self: StoredFiles, *place: Any, **fields: Any) -> Any:
+        found = await listed(self, *place, **fields)
+        if found and found[0][0] == made[0]:
+            await self.delete("acme", made[1])
+        return found
+
+    monkeypatch.setattr(StoredFiles, "listed", deleting)
+    files = (await world.client().files.list(order="asc")).data
+    assert [one.id for one in files] == made
 
 
 async def test_files_expire_when_they_are_to(world: World) -> None:

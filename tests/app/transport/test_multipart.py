@@ -48,6 +48,14 @@ async def test_what_is_not_read_of_a_part_is_passed_over(size: int) -> None:
         ('filename="a \\"b\\".png"', 'a "b".png'),
         ("filename*=UTF-8''B%C3%A4r.png", "Bär.png"),
         ('filename=""', ""),
+        ("filename=a.png ; size=1", "a.png"),
+        ('size=1;FileName="C:\\a;b.png"', "C:\\a;b.png"),
+        ("filename=a.png; filename*=utf-8'de'%E2%82%ac%FF", "€\ufffd"),
+        ("filename*=iso-8859-1''B%E4r.png", "Bär.png"),
+        # in no alphabet that such names have
+        ("filename=a; filename*=unicode_escape''%5Cud800", "a"),
+        ("filename=a; filename*=idna''b", "a"),
+        ("filename*=a\0b''c; filename=a", "a"),
     ],
 )
 async def test_a_file_has_the_name_that_it_was_sent_with(written: str, filename: str) -> None:
@@ -95,6 +103,18 @@ async def test_a_body_that_is_none_is_refused(body: bytes) -> None:
     with pytest.raises(ApiError) as refused:
         await found(body)
     assert refused.value.status == 400
+
+
+async def test_headers_are_bounded_however_they_come() -> None:
+    long = BODY.replace(b"Content-Type: text/plain", b"X: " + b"x" * 5000)
+    with pytest.raises(ApiError, match="4096 bytes"):
+        await found(long, len(long))
+
+
+@pytest.mark.parametrize("wrong", [";" * 500_000, ';a="' * 100_000, ';a="\\"' * 100_000])
+def test_what_is_none_is_read_in_no_more_time_than_its_length_takes(wrong: str) -> None:
+    with pytest.raises(ApiError, match="boundary"):
+        boundary_of(f'multipart/form-data; x="{wrong}')
 
 
 def test_the_boundary_is_in_the_type() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -39,6 +41,17 @@ def test_a_cpus_steps_are_small_and_what_is_configured_counts() -> None:
     assert chosen() == tuple(CPU_STEP) == (512, 64)
     assert chosen(step_token_budget=100) == (100, 64)
     assert chosen(max_running_requests=9) == (512, 9)
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_steps_have_room_for_what_is_computed_together_beside_all_that_decodes(
+    device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpu = SimpleNamespace(total_memory=15 * GIB, multi_processor_count=40)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: gpu)
+    config = EngineConfig(model_path="", max_running_requests=1000)
+    found = with_step_size(config, torch.device(device), together=256)
+    assert (found.step_token_budget, found.max_running_requests) == (1256, 1000)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from typing import Any
 
@@ -193,6 +194,22 @@ async def test_what_has_come_of_a_file_that_fails_is_removed(
         await room.files.put(acme, new(LARGE))
     assert of_acme(raw) == [b"pw:{acme}:file-bytes"]
     assert await ids(room) == []
+
+
+async def test_room_is_given_back_whose_taker_has_left_before_it_heard_of_it(
+    room: Room, acme: Tenant, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reserve = StoredFiles._reserve
+
+    async def left(self: StoredFiles, tenant: Tenant, record: FileRecord) -> None:
+        await reserve(self, tenant, record)
+        raise asyncio.CancelledError
+
+    monkeypatch.setattr(StoredFiles, "_reserve", left)
+    with pytest.raises(asyncio.CancelledError):
+        await room.files.put(acme, new(LARGE))
+    assert of_acme(raw) == [b"pw:{acme}:file-bytes"]
+    assert raw.hgetall("pw:{acme}:file-bytes") == {b":total": b"0"}
 
 
 async def test_a_full_store_still_lets_go_of_files(
