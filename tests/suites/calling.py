@@ -1,4 +1,4 @@
-"""The service with a model that calls, and is brief: its command line is `partywall`'s own.
+"""The service with a model that calls, sees, and is brief: its command line is `partywall`'s own.
 
 The default model is too small to call functions of its own accord, which agents leave to it, and
 may ramble for minutes. Here a request is answered as if it had asked for more than it does: for one
@@ -8,7 +8,10 @@ most of any other answer, and so few in JSON. What holds answers to that is the 
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, cast
 
 import msgspec
@@ -19,6 +22,7 @@ from app.generation.generation import Generation
 from app.request.constraint import Constraint
 from app.request.request import GenerationRequest
 from engine.api import Grammar
+from tests.suites.seeing import save_seeing_model
 
 _LONGEST_STRING = 24
 _MOST_ELEMENTS = 3
@@ -80,4 +84,8 @@ def _bounded(schema: Any) -> Any:
 
 if __name__ == "__main__":
     Generations.begin, Generations.count = _begin, _count  # type: ignore[method-assign]
-    cli.main()
+    with TemporaryDirectory(prefix="partywall-suites-") as folder:
+        model = Path(folder, "seeing")
+        save_seeing_model(model)
+        sys.argv += ["--model", str(model)]
+        cli.main()

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 Model = Literal["default", "calling"]
-"""The model as it is, in fp32, or held to calls and to brief answers: see `calling.py`."""
+"""The model as it is, in fp32, or one that sees, held to calls and to brief answers: see
+`calling.py`."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +31,6 @@ class Suite:
         return self.script.rpartition(".")[2]
 
 
-_IMAGES = "the model takes no images; they are refused by name"
 _IDS = "the SDK strips the ids that its own converter to chat completions asks for"
 _SMALL = "the model is too small to say what the case asks for"
 _UNTOLD = "only the prompt tells of the schema, and the model is too small to follow it"
@@ -39,7 +39,6 @@ SUITES: dict[str, Suite] = {
     "open-responses": Suite(
         "open_responses.py",
         ("openresponses-types==2.4.0", "httpx==0.28.1", "websockets==17.0"),
-        known={"image_input": _IMAGES},
     ),
     "openai-python": Suite("openai_python.py", ("openai==3.51.0", "websockets==15.0.1")),
     "openai-node": Suite("openai_node.mjs", ("openai@6.49.0", "zod@4", "ws@8")),

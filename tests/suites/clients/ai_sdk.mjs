@@ -47,6 +47,7 @@ const weather = tool({
   inputSchema: z.object({ location: z.string().describe("The location to get the weather for") }),
   execute: async ({ location }) => ({ location, temperature: 72 }),
 });
+const pixel = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg==";
 const asked = "What is the weather in San Francisco?";
 
 async function gathered(parts) {
@@ -70,6 +71,15 @@ for (const [provider, model] of Object.entries(models)) {
     });
     assert.equal((await gathered(result.textStream)).join(""), await result.text);
     assert.ok((await result.usage).outputTokens);
+  });
+
+  test(`${provider}: a picture`, async () => {
+    const content = [
+      { type: "text", text: "Describe the image." },
+      { type: "image", image: Buffer.from(pixel, "base64") },
+    ];
+    const { text } = await generateText({ model, messages: [{ role: "user", content }] });
+    assert.ok(text);
   });
 
   test(`${provider}: three turns`, async () => {

@@ -201,3 +201,13 @@ test("what is not served is refused by name", async () => {
   await assert.rejects(asking, /web_search_20250305/);
   await assert.rejects(client.messages.batches.list(), /Batches/);
 });
+
+test("a picture", async () => {
+  const data = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg==";
+  const content = [
+    { type: "image", source: { type: "base64", media_type: "image/png", data } },
+    { type: "text", text: "Describe this image." },
+  ];
+  const message = await client.messages.create({ ...settings, messages: [{ role: "user", content }] });
+  assert.ok(message.content[0].text);
+});

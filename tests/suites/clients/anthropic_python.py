@@ -11,6 +11,10 @@ from pydantic import BaseModel
 MODEL = os.environ["SUITE_MODEL"]
 client = Anthropic()
 
+PIXEL = (
+    "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAA"
+    "AABJRU5ErkJggg=="
+)
 HELLO = [{"role": "user", "content": "Hello, Claude"}]
 ASKED = [{"role": "user", "content": "What is the weather in San Francisco?"}]
 RULES = "You are a careful programmer. Read before you write, and run what you have written. " * 20
@@ -257,3 +261,15 @@ def test_what_is_not_served_is_refused_by_name() -> None:
         create(messages=[{"role": "user", "content": [{"type": "document", "source": source}]}])
     with pytest.raises(anthropic.NotFoundError, match="Batches"):
         client.messages.batches.list()
+
+
+def test_a_picture_is_shown() -> None:
+    source = {"type": "base64", "media_type": "image/png", "data": PIXEL}
+    blocks = [
+        {"type": "image", "source": source},
+        {"type": "text", "text": "Describe this image."},
+    ]
+    message = create(messages=[{"role": "user", "content": blocks}])
+    assert message.content[0].text
+    without = create().usage.input_tokens
+    assert message.usage.input_tokens > without

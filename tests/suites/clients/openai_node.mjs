@@ -3,7 +3,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
-import OpenAI from "openai";
+import OpenAI, { toFile } from "openai";
 import { zodFunction, zodResponseFormat, zodTextFormat } from "openai/helpers/zod";
 import { ResponsesWS } from "openai/resources/responses/ws";
 import { z } from "zod";
@@ -234,4 +234,22 @@ test("models", async () => {
   const ids = [];
   for await (const one of client.models.list()) ids.push(one.id);
   assert.ok(ids.includes(model));
+});
+
+const pixel = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg==";
+
+test("a picture, and one by its id", async () => {
+  const file = await client.files.create({
+    file: await toFile(Buffer.from(pixel, "base64"), "pixel.png"),
+    purpose: "vision",
+  });
+  for (const shown of [{ image_url: `data:image/png;base64,${pixel}` }, { file_id: file.id }]) {
+    const content = [
+      { type: "input_text", text: "What is in this image?" },
+      { type: "input_image", detail: "auto", ...shown },
+    ];
+    const response = await client.responses.create({ model, input: [{ role: "user", content }] });
+    assert.ok(response.output_text);
+  }
+  assert.ok((await client.files.delete(file.id)).deleted);
 });

@@ -1,5 +1,6 @@
 """`openai` for Python: the examples of its README and its guides, with helpers of every kind."""
 
+import base64
 import os
 import re
 from enum import StrEnum
@@ -13,6 +14,10 @@ MODEL = os.environ["SUITE_MODEL"]
 client = OpenAI()
 
 PIRATE = "You are a coding assistant that talks like a pirate."
+PIXEL = (
+    "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAA"
+    "AABJRU5ErkJggg=="
+)
 QUESTION = "How do I check if a Python object is an instance of a class?"
 
 
@@ -335,3 +340,36 @@ def test_errors() -> None:
         client.chat.completions.create(model="none", messages=[{"role": "user", "content": "."}])
     with pytest.raises(openai.AuthenticationError):
         OpenAI(api_key="pw_wrong.wrong").models.list()
+
+
+def test_a_picture_is_shown() -> None:
+    shown = {"type": "input_image", "image_url": f"data:image/png;base64,{PIXEL}"}
+    asked = {"type": "input_text", "text": "What is in this image?"}
+    response = client.responses.create(
+        model=MODEL, input=[{"role": "user", "content": [asked, shown]}]
+    )
+    assert response.output_text
+    parts = [
+        {"type": "text", "text": "What is in this image?"},
+        {"type": "image_url", "image_url": {"url": shown["image_url"]}},
+    ]
+    completion = client.chat.completions.create(
+        model=MODEL, messages=[{"role": "user", "content": parts}]
+    )
+    assert completion.choices[0].message.content
+
+
+def test_a_picture_is_uploaded_and_shown_by_its_id() -> None:
+    content = base64.b64decode(PIXEL)
+    file = client.files.create(file=("pixel.png", content), purpose="vision")
+    assert file.id in [one.id for one in client.files.list(purpose="vision")]
+    assert client.files.content(file.id).read() == content
+    shown = {"type": "input_image", "file_id": file.id}
+    asked = {"type": "input_text", "text": "What is in this image?"}
+    response = client.responses.create(
+        model=MODEL, input=[{"role": "user", "content": [asked, shown]}]
+    )
+    assert response.output_text
+    assert client.files.delete(file.id).deleted
+    with pytest.raises(openai.NotFoundError):
+        client.files.retrieve(file.id)
