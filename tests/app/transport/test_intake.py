@@ -164,6 +164,7 @@ async def test_messages_that_wait_for_their_lane_leave_room_for_others(world: Wo
         # One is served, another is short, and the third fills the room.
         await third.send(create(INLINE_BYTES))
         assert json.loads(await third.recv())["type"] == "response.created"
+        await eventually(lambda: held(world) == waiting)  # and nothing twice, as it is handed on
         for _ in range(3):
             await third.send(create(INLINE_BYTES))
         codes: list[str] = []
