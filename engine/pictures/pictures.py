@@ -174,7 +174,9 @@ class Pictures:
             yield from self._refuse(name, why)
 
     def forget_tenant(self, tenant: str) -> None:
-        """Keep nothing of a tenant's that none of its requests shows."""
+        """Keep nothing of a tenant's that none of its requests shows, nor store what these do."""
+        for coming in self._coming.values():
+            coming.is_cached &= coming.tenant != tenant
         shown = self._shown()
         for name, one in list(self._kept.items()):
             if one.tenant == tenant and name not in shown:

@@ -61,6 +61,24 @@ def test_it_goes_with_its_tenant_and_where_nothing_is_cached(tmp_path: Path) -> 
     assert core.stats().pictures_seen == num_seen + 1
 
 
+@pytest.mark.parametrize("when", ["asked for", "shown"])
+def test_nothing_is_stored_of_a_tenant_that_is_gone(when: str, tmp_path: Path) -> None:
+    seeing_model("llava", tmp_path)
+    one, other = picture("llava", 1), picture("llava", 2)
+    core = load_core(config_of(tmp_path, 400, 0))
+    core.submit(request("r", parts_of(one)))
+    assert core.take_wanted() == [one.name]
+    while when == "shown" and one.name not in seen_by(core):
+        one.bring(core)
+        core.step()
+    core.forget_tenant("a")
+    one.bring(core)
+    run(core, [], [])
+    run(core, [request("r2", parts_of(other), tenant="b")], [other])
+    pictures: Any = core.arrivals.pictures
+    assert one.name not in pictures._stored
+
+
 @pytest.mark.parametrize("worth", [0.0, 1000.0])
 def test_it_goes_when_keys_are_worth_more(
     worth: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
