@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import random
 import tempfile
 from collections.abc import AsyncIterator
@@ -21,13 +20,10 @@ from itertools import count
 from pathlib import Path
 from statistics import median
 from time import perf_counter
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 import numpy as np
-import torch
-from transformers import AutoModelForImageTextToText, AutoTokenizer, GenerationConfig
-from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from app.pictures.eyes import Eyes
 from app.pictures.picture import BadPicture
@@ -36,11 +32,11 @@ from bench.common.figures import percentile
 from bench.common.machine import rss_mib
 from bench.pictures import peers
 from bench.pictures.hostile import hostile
+from bench.pictures.model import TILE, TILE_TOKENS, save_model
 from bench.registry import BenchError, Result
 from engine.api import EngineRequest, PictureHeader, PictureInput, PictureUse
 from engine.assembly.process import ProcessEngine
 from engine.config import EngineConfig
-from engine.model.weights import DEFAULT_MODEL, resolve_model
 
 PARTS: Final = ("questions", "streams", "hostile", "peers")
 FIGURES: Final = {
@@ -53,7 +49,7 @@ FIGURES: Final = {
     "text_itl_p99_ms": "the longest hundredth of them, beside short chats, ms",
     "text_itl_p99_ms_pictures": "beside chats with pictures",
     "text_itl_ratio_alone": "median beside chats with pictures over that of the streams alone",
-    "pictures_per_s": "seen beside the streams",
+    "pictures_per_s": "that the tower sees beside the streams",
     "hostile_files": "that were looked at, or refused",
     "hostile_crashes": "of the process that looks at them",
     "hostile_pause_ms": "the longest time between two tokens of a text beside them, ms",
@@ -61,16 +57,6 @@ FIGURES: Final = {
     "hostile_growth_mib": "of the memory of the process that looks, from the first to the last",
     **peers.FIGURES,
 }
-_TEMPLATE: Final = (
-    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' }}"
-    "{% if message['content'] is string %}{{ message['content'] }}{% else %}"
-    "{% for part in message['content'] %}"
-    "{% if part['type'] == 'image' %}{{ '<image>' }}{% else %}{{ part['text'] }}{% endif %}"
-    "{% endfor %}{% endif %}{{ '<|im_end|>\n' }}{% endfor %}"
-    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
-)
-_TILE: Final = 512
-_TILE_TOKENS: Final = 64
 _QUESTION_TOKENS: Final = 24
 _PIECE_BYTES: Final = 1 << 20
 _TICK_SECONDS: Final = 0.005
@@ -94,8 +80,7 @@ def run(options: argparse.Namespace) -> Result:
     if options.parts == ["peers"] and options.peers is None:
         raise BenchError("--parts peers: there are none without --peers")
     with tempfile.TemporaryDirectory(prefix="partywall-bench-") as folder:
-        _save_model(Path(folder))
-        _save_processor(Path(folder))
+        save_model(Path(folder))
         figures: dict[str, float] = {}
         if options.parts != ["peers"]:
             figures |= asyncio.run(_measure(options, folder))
@@ -128,48 +113,6 @@ async def _measure(options: argparse.Namespace, folder: str) -> dict[str, float]
         await bed.engine.close()
 
 
-def _save_model(folder: Path) -> None:
-    """The shape of SmolVLM-500M-Instruct."""
-    kind: Any = CONFIG_MAPPING["smolvlm"]
-    text = CONFIG_MAPPING["llama"](
-        vocab_size=49_280,
-        hidden_size=960,
-        intermediate_size=2560,
-        num_hidden_layers=32,
-        num_attention_heads=15,
-        num_key_value_heads=5,
-        max_position_embeddings=8192,
-        rope_parameters={"rope_type": "default", "rope_theta": 100_000.0},
-    )
-    vision = {
-        **{"hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 12},
-        **{"num_attention_heads": 12, "image_size": _TILE, "patch_size": 16},
-    }
-    config = kind(text_config=text, vision_config=vision, scale_factor=4, image_token_id=49_190)
-    torch.manual_seed(0)
-    model: Any = AutoModelForImageTextToText.from_config(config, dtype=torch.bfloat16)
-    model.generation_config = GenerationConfig(eos_token_id=2)
-    model.save_pretrained(folder)
-
-
-def _save_processor(folder: Path) -> None:
-    """What a folder of it has beside weights; its tokens are the default model's, and marks."""
-    tokenizer = AutoTokenizer.from_pretrained(resolve_model(DEFAULT_MODEL))
-    rows = [f"<row_{row}_col_{column}>" for row in range(1, 7) for column in range(1, 7)]
-    marks = ["<global-img>", *rows, "<fake_token_around_image>", "<image>"]
-    tokenizer.add_special_tokens({"additional_special_tokens": marks})
-    tokenizer.chat_template = _TEMPLATE
-    tokenizer.save_pretrained(folder)
-    config = {
-        "image_processor_type": "SmolVLMImageProcessor",
-        "size": {"longest_edge": 4 * _TILE},
-        "max_image_size": {"longest_edge": _TILE},
-    }
-    (folder / "preprocessor_config.json").write_text(json.dumps(config))
-    options = {"processor_class": "SmolVLMProcessor", "image_seq_len": _TILE_TOKENS}
-    (folder / "processor_config.json").write_text(json.dumps(options))
-
-
 class _Bed:
     """The engine, and pictures that it may ask for."""
 
@@ -183,11 +126,11 @@ class _Bed:
     async def _bring(self, name: bytes) -> AsyncIterator[bytes]:
         seed, tiles = int.from_bytes(name[:8], "little"), self._options.tiles
         pixels = np.random.default_rng(seed).standard_normal(
-            (1, tiles, 3, _TILE, _TILE), dtype=np.float32
+            (1, tiles, 3, TILE, TILE), dtype=np.float32
         )
         arrays = {
             "pixel_values": pixels,
-            "pixel_attention_mask": np.ones((1, tiles, _TILE, _TILE), np.int64),
+            "pixel_attention_mask": np.ones((1, tiles, TILE, TILE), np.int64),
         }
         inputs = [PictureInput(key, str(one.dtype), one.shape) for key, one in arrays.items()]
         yield msgspec.json.encode(PictureHeader(tuple(inputs)))
@@ -205,7 +148,7 @@ class _Bed:
         """A new one, and its tokens: those of a tile behind a mark each."""
         token_id = self.engine.info.picture_token_id
         assert token_id is not None
-        tokens = [49_189, *[token_id] * _TILE_TOKENS] * self._options.tiles
+        tokens = [49_189, *[token_id] * TILE_TOKENS] * self._options.tiles
         name = next(self._numbers).to_bytes(8, "little") * 4
         return PictureUse(name, start, len(tokens)), tokens
 
@@ -246,11 +189,11 @@ class _Bed:
     async def streams(self) -> dict[str, float]:
         """Texts beside nothing, short chats and chats with pictures, in turns."""
         gaps: dict[str, list[float]] = {"alone": [], "texts": [], "pictures": []}
-        seen = 0
+        before = (await self.engine.stats()).pictures_seen
         for _ in range(self._options.rounds):
             for kind, found in gaps.items():
-                number = await self._turn(kind, found)
-                seen += number if kind == "pictures" else 0
+                await self._turn(kind, found)
+        seen = (await self.engine.stats()).pictures_seen - before
         middle = {kind: median(seconds) for kind, seconds in gaps.items()}
         return {
             "text_itl_ms": 1000 * middle["texts"],
@@ -261,19 +204,15 @@ class _Bed:
             "pictures_per_s": seen / (self._options.rounds * self._options.seconds),
         }
 
-    async def _turn(self, kind: str, gaps: list[float]) -> int:
-        """Texts decode for a while; returns how many chats beside them had a first token."""
+    async def _turn(self, kind: str, gaps: list[float]) -> None:
+        """Texts decode for a while, beside nothing or as many chats."""
         others = self._options.streams if kind != "alone" else 0
-        answered: list[float] = []
         tasks = [asyncio.create_task(self._text(gaps)) for _ in range(self._options.streams)]
-        tasks += [
-            asyncio.create_task(self._chats(kind == "pictures", answered)) for _ in range(others)
-        ]
+        tasks += [asyncio.create_task(self._chats(kind == "pictures")) for _ in range(others)]
         with suppress(TimeoutError):
             async with asyncio.timeout(self._options.seconds):
                 await asyncio.gather(*tasks)
         await asyncio.gather(*tasks, return_exceptions=True)
-        return len(answered)
 
     async def _text(self, gaps: list[float]) -> None:
         """Streams of words, one after the other."""
@@ -287,7 +226,7 @@ class _Bed:
                     gaps.append(now - last)
                 last = now
 
-    async def _chats(self, has_pictures: bool, answered: list[float]) -> None:
+    async def _chats(self, has_pictures: bool) -> None:
         """Chats of two questions and short answers, one after the other."""
         while True:
             prompt = self.words(16)
@@ -299,7 +238,6 @@ class _Bed:
                 prompt = [*prompt, *self.words(_QUESTION_TOKENS)]
                 async for delta in engines.deltas_of(self.engine, self.request(prompt, 16, uses)):
                     prompt = prompt + delta.token_ids
-            answered.append(perf_counter())
 
     async def hostile(self, folder: Path) -> dict[str, float]:
         """A text decodes beside files that are looked at, one after the other."""

@@ -5,14 +5,14 @@ What it says of texts is what the default model says.
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any, Final
 
 import torch
-from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
+from bench.pictures.model import save_processor, tokenizer_with
 from engine.model.weights import DEFAULT_MODEL, resolve_model
 
 _TILE: Final = 64
@@ -22,22 +22,12 @@ _VISION: Final = {
     **{"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2},
     **{"num_attention_heads": 2, "image_size": _TILE, "patch_size": 16},
 }
-_TEMPLATE: Final = (
-    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' }}"
-    "{% if message['content'] is string %}{{ message['content'] }}{% else %}"
-    "{% for part in message['content'] %}"
-    "{% if part['type'] == 'image' %}{{ '<image>' }}{% else %}{{ part['text'] }}{% endif %}"
-    "{% endfor %}{% endif %}{{ '<|im_end|>\n' }}{% endfor %}"
-    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
-)
 
 
 def save_seeing_model(folder: Path) -> None:
     """As SmolVLM has it, in one tile a picture."""
+    tokenizer = tokenizer_with(_MARKS)
     source = resolve_model(DEFAULT_MODEL)
-    tokenizer = AutoTokenizer.from_pretrained(source)
-    tokenizer.add_special_tokens({"additional_special_tokens": list(_MARKS)})
-    tokenizer.chat_template = _TEMPLATE
     text: Any = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32)
     text.resize_token_embeddings(len(tokenizer), mean_resizing=False)
     config = CONFIG_MAPPING["smolvlm"](
@@ -53,13 +43,4 @@ def save_seeing_model(folder: Path) -> None:
     model.lm_head.load_state_dict(text.lm_head.state_dict())
     model.generation_config = text.generation_config
     model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    looking = {
-        "image_processor_type": "SmolVLMImageProcessor",
-        "do_image_splitting": False,
-        "size": {"longest_edge": _TILE},
-        "max_image_size": {"longest_edge": _TILE},
-    }
-    (folder / "preprocessor_config.json").write_text(json.dumps(looking))
-    options = {"processor_class": "SmolVLMProcessor", "image_seq_len": _TILE_TOKENS}
-    (folder / "processor_config.json").write_text(json.dumps(options))
+    save_processor(folder, tokenizer, _TILE, _TILE_TOKENS, most_tiles=1)
