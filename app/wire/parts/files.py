@@ -63,8 +63,9 @@ def document_of(texts: Mapping[str, str]) -> dict[str, Any]:
     document = dict[str, Any]()
     for name, text in texts.items():
         within = _WITHIN.fullmatch(name)
-        if within is None:
+        members = None if within is None else document.setdefault(within[1], {})
+        if within is None or not isinstance(members, dict):
             document[name] = text
-        elif isinstance(members := document.setdefault(within[1], {}), dict):
+        else:
             members[within[2]] = text
     return document

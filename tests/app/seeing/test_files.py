@@ -147,6 +147,10 @@ async def test_files_expire_when_they_are_to(world: World) -> None:
         (form(data={}), (400, "missing_required_parameter", "purpose")),
         (form(data={"purpose": "assistants"}), (400, "unsupported_value", "purpose")),
         (form(data={"purpose": "vision", "model": "x"}), (400, "unknown_parameter", "model")),
+        (
+            form(data={"purpose": "vision", "purpose[a]": "x"}),
+            (400, "unknown_parameter", "purpose[a]"),
+        ),
         (form(data={"purpose": ["vision", "vision"]}), (400, "invalid_value", "purpose")),
         (form(data={"purpose": "v" * 1025}), (400, "invalid_value", "purpose")),
         (
