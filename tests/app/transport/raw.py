@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import struct
 from collections.abc import AsyncIterator
+from socket import SO_RCVBUF, SOL_SOCKET
 
 import psutil
 from starlette.types import Receive, Scope, Send
@@ -13,6 +14,8 @@ from starlette.types import Receive, Scope, Send
 from tests.app.transport.test_server import Probe
 
 PATIENCE_SECONDS = 10.0
+_LARGE_BYTES = 16_000_000
+"""More than a system keeps for who sends it, and for who does not take it."""
 
 
 class Reader(Probe):
@@ -43,7 +46,7 @@ class Reader(Probe):
         await self.hold.wait()
         answer = scope["method"].encode() + b" " + body
         if scope["path"] == "/large":
-            answer = bytes(4_000_000)
+            answer = bytes(_LARGE_BYTES)
         headers = [(b"content-length", b"%d" % len(answer))]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         await send({"type": "http.response.body", "body": answer})
@@ -91,7 +94,9 @@ class Stranger:
         return received
 
     def stop_reading(self) -> None:
-        """Leave what comes where it is."""
+        """Leave what comes where it is, of which the system keeps little."""
+        socket = self._writer.get_extra_info("socket")
+        socket.setsockopt(SOL_SOCKET, SO_RCVBUF, 65536)  # or it may keep some ten megabytes
         self._writer.transport.pause_reading()  # type: ignore[attr-defined]
 
     def close(self) -> None:
