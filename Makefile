@@ -48,10 +48,14 @@ test-all: test
 suites: develop
 	$(BIN)/python -m tests.suites $(ARGS)
 
+# Where npm is there, the console's pages, too: their types, by JSDoc, and a linter.
 lint: develop
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	@if command -v npm > /dev/null; then \
+		set -x; cd app/console && npm install --silent --no-package-lock && npm run --silent lint; \
+	else echo "npm is not installed: the console's pages are not checked" >&2; fi
 
 # On a machine with a CUDA device: checks what only that can show, and measures it, in minutes.
 # $(PYTHON) needs torch, triton, transformers, msgspec, psutil, rich, pytest with its timeout plugin,

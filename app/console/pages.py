@@ -41,7 +41,8 @@ def _headers(provider: str | None) -> dict[str, str]:
     return {
         "content-security-policy": (
             f"default-src 'none'; script-src 'self'; style-src 'self'; connect-src {asked}; "
-            "img-src 'self' data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+            "img-src 'self' data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
+            "require-trusted-types-for 'script'; trusted-types partywall dompurify"
         ),
         "cross-origin-opener-policy": "same-origin",
         "permissions-policy": ", ".join(f"{name}=()" for name in _UNUSED),
@@ -58,7 +59,8 @@ def console_routes(provider: str | None = None) -> list[Route]:
     """
     files = {
         file.relative_to(_STATIC).as_posix(): file.read_bytes()
-        for file in sorted(filter(Path.is_file, _STATIC.rglob("*")))
+        for file in sorted(_STATIC.rglob("*"))
+        if file.suffix in _MEDIA_TYPES
     }
     version = _digest(*(part for file in files.items() for part in (file[0].encode(), file[1])))
     page = files.pop(_PAGE).replace(_PARTS, f"{version}/".encode())

@@ -4,8 +4,9 @@ import { api } from "./api.js";
 import { button, make } from "./dom.js";
 import * as signIn from "./sign_in.js";
 
-// A view is loaded when it is shown first, in a section; its `mount` returns what takes it away. One
-// that stays is only hidden.
+// A view is loaded when it is shown first, in a section: `mount(section, api, path)` returns its
+// `close()` and, where something in it has an address, `visit(path)`. An address is `#view/and/a/path`,
+// of which the path is the parts behind the view. A view that stays is only hidden.
 const VIEWS = [
   { name: "wall", title: "The wall", load: () => import("./wall.js"), isFor: () => api.seesAll },
   { name: "tenants", title: "Tenants", load: () => import("./tenants/view.js"), isFor: () => api.isOperator },
@@ -17,28 +18,40 @@ const door = document.getElementById("door");
 const links = document.getElementById("views");
 const leave = document.getElementById("leave");
 const refusal = document.getElementById("refusal");
-const shown = new Map(); // views by name: the section, and what takes it away
+const shown = new Map(); // views by name: the section, and what is mounted there
 
 function offered() {
   return VIEWS.filter((view) => view.isFor());
 }
 
+// The view that the address names, else the first one, and the path in it.
 function chosen() {
   const views = offered();
-  return views.find(({ name }) => `#${name}` === location.hash) ?? views[0];
+  try {
+    const [name, ...path] = location.hash.slice(1).split("/").map(decodeURIComponent);
+    const view = views.find((one) => one.name === name);
+    if (view) return { view, path };
+  } catch {
+    // the address was mistyped
+  }
+  return { view: views[0], path: [] };
 }
 
 function show() {
-  const view = chosen();
+  const { view, path } = chosen();
   for (const other of VIEWS) {
     if (other !== view && shown.has(other.name)) close(other);
   }
   for (const link of links.children) {
     link.setAttribute("aria-current", link.hash === `#${view.name}` ? "page" : "false");
   }
-  const section = shown.get(view.name)?.section;
-  if (section) section.hidden = false;
-  else open(view);
+  const entry = shown.get(view.name);
+  if (entry === undefined) {
+    open(view);
+    return;
+  }
+  entry.section.hidden = false;
+  entry.mounted?.visit?.(path);
 }
 
 async function open(view) {
@@ -46,7 +59,7 @@ async function open(view) {
   section.id = `view-${view.name}`;
   section.setAttribute("aria-label", view.title);
   document.getElementById("main").append(section);
-  const entry = { section, unmount: () => {} };
+  const entry = { section, mounted: null };
   shown.set(view.name, entry);
   let part;
   try {
@@ -57,14 +70,14 @@ async function open(view) {
     section.append(why);
     return;
   }
-  if (shown.get(view.name) === entry) entry.unmount = part.mount(section, api);
+  if (shown.get(view.name) === entry) entry.mounted = part.mount(section, api, chosen().path);
 }
 
 function close(view, isForGood = !view.stays) {
   const entry = shown.get(view.name);
   entry.section.hidden = true;
   if (!isForGood) return;
-  entry.unmount();
+  entry.mounted?.close();
   entry.section.remove();
   shown.delete(view.name);
 }

@@ -1,5 +1,6 @@
 // What is kept on disk, a cell a block, by owner.
 
+import { fill } from "./dom.js";
 import { Cells } from "./frames.js";
 import { Picture } from "./picture.js";
 
@@ -10,7 +11,7 @@ const MARKUP = `<h2>On disk</h2>
 export class Disk {
   // In the colours of the wall's picture, and with the tenant that is chosen there.
   constructor(element, wall) {
-    element.innerHTML = MARKUP;
+    fill(element, MARKUP);
     this.element = element;
     this.wall = wall;
     this.picture = new Picture(element.querySelector("canvas"), new Cells());

@@ -1,5 +1,7 @@
 // Replicas side by side, a wall each.
 
+import { fill } from "./dom.js";
+
 // A stream each: without HTTP/2 a browser has six connections to a host.
 const MOST = 4;
 const MARKUP = `
@@ -12,7 +14,7 @@ export class Replicas {
   constructor(element, build) {
     this.element = element;
     this.build = build;
-    this.element.innerHTML = MARKUP;
+    fill(this.element, MARKUP);
     this.chooser = element.querySelector("[name=replica]");
     this.walls = new Map(); // by the replica's number
     this.count = 1;

@@ -1,6 +1,6 @@
 // The requests that lean on a wall's blocks (/admin/wall/requests): a list, and one's chain outlined.
 
-import { put, rest } from "./dom.js";
+import { fill, put, rest } from "./dom.js";
 
 const INTERVAL_MS = 1000;
 const REST_MS = 150; // for which a cell has to be chosen before its places are asked
@@ -35,8 +35,8 @@ let numLists = 0;
 export class Requests {
   // `outline` is an SVG element that lies on the picture's canvas.
   constructor(element, outline, picture, signal) {
-    element.innerHTML = MARKUP;
-    outline.innerHTML = OUTLINE;
+    fill(element, MARKUP);
+    fill(outline, OUTLINE);
     this.list = element.querySelector(".requests");
     this.told = element.querySelector(".told");
     this.outline = outline;

@@ -1,7 +1,7 @@
-// The wall: the KV cache live, a cell a block. `mount(element, api)` returns what takes it away.
+// The wall: the KV cache live, a cell a block.
 
 import { Disk } from "./disk.js";
-import { entry, put, rest } from "./dom.js";
+import { entry, fill, put, rest } from "./dom.js";
 import { Cells, FINDABLE, HELD, LEASED, STATE, framesOf } from "./frames.js";
 import { KINDS, Picture, kindOf } from "./picture.js";
 import { Replicas } from "./replicas.js";
@@ -27,8 +27,7 @@ const MARKUP = `
 <div class="leaning"></div>`;
 
 export function mount(element, api) {
-  const replicas = new Replicas(element, (...where) => new Wall(api, ...where));
-  return () => replicas.close();
+  return new Replicas(element, (...where) => new Wall(api, ...where));
 }
 
 class Wall {
@@ -37,7 +36,7 @@ class Wall {
     this.element = element;
     this.replica = replica;
     this.heard = heard; // told how many replicas there are
-    this.element.innerHTML = MARKUP;
+    fill(this.element, MARKUP);
     this.part = (name) => element.querySelector(name);
     this.cells = new Cells();
     this.canvas = this.part("canvas");

@@ -1,7 +1,7 @@
 // Where an operator chooses whose customer to be: with a key that they have, or a new one for a day.
 
 import { isKey } from "../api.js";
-import { tried } from "../dom.js";
+import { fill, tried } from "../dom.js";
 
 const MARKUP = `
 <form class="fields">
@@ -16,7 +16,7 @@ const DAY_SECONDS = 24 * 3600;
 
 // Calls `use` once there is a key. What is still to be answered when the form is gone is passed over.
 export function askForKey(element, api, use) {
-  element.innerHTML = MARKUP;
+  fill(element, MARKUP);
   const form = element.querySelector("form");
   const part = (name) => element.querySelector(name);
   const tell = ({ message }) => { part(".news").textContent = message; };

@@ -1,5 +1,7 @@
 // What a conversation's answers are asked with: a form, and the fields of a request that it means.
 
+import { fill } from "../dom.js";
+
 const MARKUP = `
 <summary>Settings of this conversation</summary>
 <div class="fields">
@@ -21,7 +23,7 @@ const USUAL = { temperature: "0.6" };
 
 export class Settings {
   constructor(element) {
-    element.innerHTML = MARKUP;
+    fill(element, MARKUP);
     this.element = element;
   }
 

@@ -1,9 +1,9 @@
-// Chats over one socket. `mount(element, api)` returns what takes them away.
+// Chats over one socket.
 
 import { Column } from "./column.js";
 import { Conversation } from "./conversation.js";
 import { askForKey } from "./key.js";
-import { button, make } from "../dom.js";
+import { button, fill, make } from "../dom.js";
 import { Line } from "./line.js";
 import { asked, Pictures } from "./pictures.js";
 import { Settings } from "./settings.js";
@@ -49,18 +49,19 @@ export function mount(element, api) {
   else begin();
   const look = () => chats?.look();
   window.addEventListener("scroll", look, { passive: true });
-  return () => {
+  const close = () => {
     window.removeEventListener("scroll", look);
     chats?.close();
     element.replaceChildren();
   };
+  return { close };
 }
 
 class Chats {
   // `changeKey` asks an operator for another key.
   constructor(element, api, changeKey) {
     this.api = api;
-    element.innerHTML = MARKUP;
+    fill(element, MARKUP);
     this.part = (name) => element.querySelector(name);
     this.part("[name=key]").hidden = !api.isOperator;
     this.part("[name=key]").addEventListener("click", changeKey);

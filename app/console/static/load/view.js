@@ -2,7 +2,7 @@
 
 import { Span, minus, parsed, times } from "./metrics.js";
 import { ReplicaTable } from "./replicas.js";
-import { make, rest } from "../dom.js";
+import { fill, make, rest } from "../dom.js";
 import { Plot } from "../plot.js";
 
 const POLL_MS = 2000;
@@ -77,15 +77,14 @@ const PLOTS = [
 ];
 
 export function mount(element, api) {
-  const load = new Load(element, api);
-  return () => load.close();
+  return new Load(element, api);
 }
 
 class Load {
   constructor(element, api) {
     this.api = api;
     this.element = element;
-    element.innerHTML = MARKUP;
+    fill(element, MARKUP);
     this.told = []; // what was told, and when, within SPAN_SECONDS
     this.data = []; // of all lines: times, and values by plot and line
     this.plots = PLOTS.map(({ title, lines, shown }) =>

@@ -13,8 +13,7 @@ import { usageOf } from "./usage.js";
 const ID = /^@?[a-z0-9-]{1,63}$/;
 
 export function mount(element, api) {
-  const tenants = new Tenants(element, api);
-  return () => tenants.close();
+  return new Tenants(element, api);
 }
 
 class Tenants {
