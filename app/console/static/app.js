@@ -104,7 +104,7 @@ function enter() {
 
 function exit(reason = "") {
   for (const view of VIEWS) close(view, true);
-  api.token = api.chatKey = api.chatTenant = api.operator = null;
+  api.token = api.chatKey = api.operator = null;
   signIn.forget();
   refusal.textContent = reason;
   door.hidden = false;
@@ -150,5 +150,6 @@ door.addEventListener("submit", (/** @type {SubmitEvent} */ event) => {
   check([token]);
 });
 leave.addEventListener("click", () => exit());
+part(document, "#main").addEventListener("refused", (/** @type {CustomEvent} */ { detail }) => exit(detail));
 window.addEventListener("hashchange", () => { if (door.hidden) show(); });
 begin().catch(({ message }) => exit(message));
