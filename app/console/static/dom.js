@@ -1,10 +1,20 @@
 // Elements as views make them.
 
-// The only markup that is taken as it is: what a module itself has written.
-const own = globalThis.trustedTypes?.createPolicy("partywall", { createHTML: (markup) => markup });
+// The only markup and scripts that are taken as they are: what a module itself has written or named.
+const own = globalThis.trustedTypes?.createPolicy("partywall", {
+  createHTML: (markup) => markup,
+  createScriptURL: (address) => address,
+});
 
 export function fill(element, markup) {
   element.innerHTML = own?.createHTML(markup) ?? markup;
+}
+
+// A module that runs beside the page; `address` is one of the page's own.
+/** @param {URL} address @returns {Worker} */
+export function beside(address) {
+  const trusted = own?.createScriptURL(address.href) ?? address;
+  return new Worker(/** @type {string} */ (trusted), { type: "module" });
 }
 
 export function make(tag, name = "", text = "") {

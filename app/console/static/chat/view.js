@@ -151,6 +151,7 @@ class Chats {
     this.columns = conversation.sides.map((side) => new Column(side, {
       ask: (parent, input, text) => this.ask([{ side, parent }], input, text),
       shown: () => this.show(),
+      grown: () => this.grown(),
     }));
     this.part(".columns").replaceChildren(...this.columns.map((column) => column.element));
     this.show();
@@ -222,6 +223,11 @@ class Chats {
     this.list();
     this.part("[name=stop]").hidden = !isBusy(this.current);
     this.part("[name=send]").disabled = isBusy(this.current);
+    this.grown();
+  }
+
+  // More is written: it is followed, or whoever has scrolled away is told of it.
+  grown() {
     if (this.isFollowing) this.follow();
     else this.look();
   }
