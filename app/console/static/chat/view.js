@@ -29,7 +29,7 @@ const MARKUP = `
     <form class="composer">
       <label for="question">Message</label>
       <textarea id="question" rows="2"></textarea>
-      <div class="tools"><button name="send">Send</button>
+      <div class="tools"><button class="primary" name="send">Send</button>
         <button type="button" name="stop" hidden>Stop</button>
         <button type="button" name="newest" hidden>Newest</button>
         <p class="news" role="alert"></p></div>
