@@ -112,7 +112,7 @@ export class Chats {
     this.drawer = new Drawer(this.part(".drawer"), this.line);
     this.offer();
     await this.kept.resume();
-    if (id !== undefined) await this.visit(id);
+    await this.visit(id);
     this.show();
   }
 

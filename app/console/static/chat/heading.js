@@ -30,8 +30,10 @@ export class ConversationHeading {
   // In place: Enter, or to leave the field, keeps it, and Escape does not.
   rename() {
     const field = Object.assign(make("input"), { value: this.title.textContent, ariaLabel: "Title", maxLength: 100 });
+    let isOver = false; // to take the field away leaves it, too
     const end = (/** @type {boolean} */ isKept) => {
-      if (!field.isConnected) return;
+      if (isOver) return;
+      isOver = true;
       field.replaceWith(this.title);
       if (isKept && field.value.trim()) this.hands.rename(field.value.trim());
     };

@@ -30,7 +30,7 @@ const NAMES = ["model", "beside", "prompt", "instructions", "temperature", "toke
 /** @type {Record<string, string>} */
 const USUAL = { temperature: "0.6" };
 export const BASE = ":"; // the served model with no adapter, not even the tenant's own
-const OWN_TEXT = "A system text of one's own";
+const OWN_TEXT = "A text of one's own, or none";
 
 export class Settings {
   /** @param {HTMLDetailsElement} element */
