@@ -363,8 +363,8 @@ async def test_why_a_prompt_was_not_found(page: Page, world: World) -> None:
 @pytest.mark.exhaustive
 async def test_a_chat_shuts_nobody_out(page: Page, world: World, tmp_path: Path) -> None:
     await enter(page, world)
-    await page.get_by_label("System text").fill("You know the catalog of ACME. Be brief.")
-    await set_up(page, tools=json.dumps(FUNCTION))
+    brief = "You know the catalog of ACME. Be brief."
+    await set_up(page, instructions=brief, tools=json.dumps(FUNCTION))
     world.engine.answer = (
         '<tool_call>\n{"name": "look", "arguments": {"for": "glue"}}\n</tool_call>'
     )
