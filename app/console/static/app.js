@@ -15,7 +15,7 @@ import * as signIn from "./sign_in.js";
 // of which the path is the parts behind the view. A view that stays is only hidden.
 /** @type {View[]} */
 const VIEWS = [
-  { name: "wall", title: "The wall", load: () => import("./wall.js"), isFor: () => api.seesAll },
+  { name: "wall", title: "The wall", load: () => import("./wall/view.js"), isFor: () => api.seesAll },
   { name: "tenants", title: "Tenants", load: () => import("./tenants/view.js"), isFor: () => api.isOperator },
   { name: "load", title: "Load", load: () => import("./load/view.js"), isFor: () => api.seesAll },
   { name: "chat", title: "Chat", load: () => import("./chat/view.js"), isFor: () => true, stays: true },

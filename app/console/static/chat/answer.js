@@ -48,7 +48,7 @@ export class Answer {
         this.id = event.response.id;
         break;
       case "response.output_item.added":
-        this.items[event.output_index] = { text: "", ...event.item };
+        this.items[event.output_index] = { text: "", begunAt: at, ...event.item };
         break;
       case "response.output_text.delta":
       case "response.reasoning_text.delta":
@@ -61,7 +61,7 @@ export class Answer {
         item.input += event.delta;
         break;
       case "response.output_item.done":
-        Object.assign(item, { status: event.item.status });
+        Object.assign(item, { status: event.item.status, endedAt: at });
         break;
       case "error":
         this.end("failed", wordsFor(event.error), at);

@@ -194,6 +194,7 @@ export class Chats {
       ask: (/** @type {Turn | null} */ parent, /** @type {Input} */ input, /** @type {string} */ text) =>
         this.ask([{ side, parent }], input, text),
       shown: () => this.keep({ choices: conversation.heading.choices }),
+      grown: () => this.grown(),
     }));
     this.part(".columns").replaceChildren(...this.columns.map((column) => column.element));
     this.list.open(false);
@@ -333,6 +334,11 @@ export class Chats {
     this.over.show(current.name, this.meta, !current.isKept);
     const limits = current.sides.map((side) => side.end?.answer.limit ?? null).filter((limit) => limit !== null);
     this.composer.show(current.isRunning, limits.length && !current.isRunning ? cutAt(limits[0]) : "");
+    this.grown();
+  }
+
+  // More is written: it is followed, or whoever has scrolled away is told of it.
+  grown() {
     if (this.isFollowing) this.follow();
     else this.look();
   }

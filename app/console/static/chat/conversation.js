@@ -1,9 +1,7 @@
 // A conversation: its tree of turns, or two in a comparison, and what is known of it before they are read.
 
-import { isCall, now } from "./answer.js";
+import { now } from "./answer.js";
 import { newId, Tree } from "./tree.js";
-
-export { isCall };
 
 /**
  * @typedef {import("./tree.js").Turn} Turn
