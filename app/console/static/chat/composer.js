@@ -5,8 +5,7 @@ import { asked, Pictures } from "./pictures.js";
 
 /**
  * @typedef {import("./tree.js").Input} Input
- * @typedef {{ say(input: Input, text: string): boolean, draft(text: string): void, stop(): void, newest(): void,
- *   goOn(): void }} Hands
+ * @typedef {{ say(input: Input, text: string): boolean, draft(text: string): void, stop(): void, goOn(): void }} Hands
  */
 
 const MARKUP = `
@@ -39,7 +38,6 @@ export class Composer {
     });
     this.question.addEventListener("input", () => hands.draft(this.question.value));
     part(element, "[name=stop]").addEventListener("click", () => hands.stop());
-    part(element, "[name=newest]").addEventListener("click", () => hands.newest());
     part(element, "[name=on]").addEventListener("click", () => hands.goOn());
   }
 

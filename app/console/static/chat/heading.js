@@ -54,3 +54,10 @@ export class ConversationHeading {
     part(this.element, ".tools").hidden = isEmpty;
   }
 }
+
+// What answers, and for whom: `named` as a request or a response has it, `served` without an adapter.
+/** @param {string} named @param {string} served @param {string} tenant */
+export function metaOf(named, served, tenant) {
+  const [model, adapter] = named.split(":");
+  return [model || served, adapter && `adapter ${adapter}`, tenant && `as ${tenant}`].filter(Boolean).join(" · ");
+}

@@ -149,6 +149,13 @@ export class Settings {
   }
 }
 
+// What stands over the answers of a model that is named so.
+/** @param {string} model */
+export function titleOf(model) {
+  if (model === "") return "Not chosen yet";
+  return model.endsWith(BASE) ? "The base" : model;
+}
+
 /** @param {string} what @param {string} text */
 function parsed(what, text) {
   try {
