@@ -13,7 +13,7 @@ import { linkOf, List } from "./list.js";
 import { saveAs } from "./saving.js";
 import { BASE, Settings, titleOf } from "./settings.js";
 import { firstWords } from "./conversation.js";
-import { cutAt } from "./words.js";
+import { noticeOf } from "./words.js";
 
 /**
  * @typedef {import("./conversation.js").Conversation} Conversation
@@ -89,6 +89,7 @@ export class Chats {
     this.isClosed = false;
     this.tenant = "";
     this.model = ""; // what is served
+    this.mostTokens = Infinity; // that it reads
     this.current = this.kept.begin(false);
     this.choose(this.current);
     this.begin(id);
@@ -129,6 +130,7 @@ export class Chats {
     try {
       const [models, prompts] = await Promise.all([this.api.models(), this.api.prompts()]);
       this.model = models[0]?.id ?? "";
+      this.mostTokens = models[0]?.context_window ?? Infinity;
       this.composer.sees = models.some(({ input_modalities: kinds }) => kinds.includes("image"));
       this.settings.offerModels(models.map(({ id }) => id));
       this.settings.offerPrompts(prompts);
@@ -276,8 +278,8 @@ export class Chats {
     this.list.show([...this.kept.conversations.values()].filter((one) => one.isKept || one === current), current);
     const model = current.sides[0].end?.answer.response?.model ?? (this.settings.values.model || this.model);
     this.over.show(current.name, metaOf(model, this.model, this.tenant), !current.isKept);
-    const limits = current.sides.map((side) => side.end?.answer.limit ?? null).filter((limit) => limit !== null);
-    this.composer.show(current.isRunning, limits.length && !current.isRunning ? cutAt(limits[0]) : "");
+    const notices = current.sides.map((side) => noticeOf(side.end?.answer, this.mostTokens));
+    this.composer.show(current.isRunning, notices.find((one) => one !== null) ?? null);
     this.following.grown();
   }
 
