@@ -131,7 +131,7 @@ async def test_an_operators_revoked_key_leads_back_to_where_they_choose_one(
     await page.get_by_label("Tenant").select_option("umbra")
     await page.get_by_role("button", name="Make a key").click()
     await connected(page)
-    await expect(page.locator(".over .meta")).to_have_text(f"{MODEL} · as umbra")
+    await expect(page.locator(".meta")).to_have_text(f"{MODEL} · as umbra")
     for key in (await admin.get("/tenants/umbra/keys")).json()["keys"]:
         assert (await admin.delete(f"/tenants/umbra/keys/{key['id']}")).is_success
     await expect(page.get_by_role("button", name="Make a key")).to_be_visible()
@@ -142,7 +142,7 @@ async def test_an_operators_revoked_key_leads_back_to_where_they_choose_one(
 
 async def test_pictures_are_not_taken_where_the_model_sees_none(page: Page, world: World) -> None:
     await enter(page, world)
-    await expect(page.locator(".over .meta")).to_contain_text(MODEL)
+    await expect(page.locator(".meta")).to_contain_text(MODEL)
     await expect(page.get_by_label("Pictures to show")).to_be_hidden()
     await page.evaluate(FILES, ["a.png"])
     await expect(page.get_by_role("alert")).to_contain_text("This model sees no pictures")

@@ -32,7 +32,7 @@ const MARKUP = `
   <nav class="conversations" aria-label="Conversations"></nav>
   <div class="conversation">
     <div class="over"></div>
-    <div class="line"><p class="state" role="status"></p>
+    <div class="line"><p class="meta"></p><p class="state" role="status"></p>
       <button type="button" name="key" class="quiet" hidden>Another key</button></div>
     <details class="settings"></details>
     <details class="drawer"></details>
@@ -277,7 +277,8 @@ export class Chats {
     });
     this.list.show([...this.kept.conversations.values()].filter((one) => one.isKept || one === current), current);
     const model = current.sides[0].end?.answer.response?.model ?? (this.settings.values.model || this.model);
-    this.over.show(current.name, metaOf(model, this.model, this.tenant), !current.isKept);
+    put(this.part(".meta"), metaOf(model, this.model, this.tenant));
+    this.over.show(current.name, !current.isKept);
     const notices = current.sides.map((side) => noticeOf(side.end?.answer, this.mostTokens));
     this.composer.show(current.isRunning, notices.find((one) => one !== null) ?? null);
     this.following.grown();
