@@ -87,7 +87,9 @@ function elementFor(node, tag, parent) {
   if (node instanceof Element && node.localName === tag) return node;
   if (MATHML.has(tag)) return document.createElementNS("http://www.w3.org/1998/Math/MathML", tag);
   if (!HTML.has(tag)) return document.createElement("span");
-  if (tag === "button") return copier("the code", () => parent.firstChild?.textContent ?? "");
+  if (tag === "button") {
+    return copier("the code", () => parent.closest(".code")?.querySelector("code")?.textContent ?? "");
+  }
   const element = document.createElement(tag);
   if (element instanceof HTMLAnchorElement) Object.assign(element, { target: "_blank", rel: "noopener noreferrer" });
   return element;

@@ -63,8 +63,10 @@ export class Tree {
 
   /** @param {string} text @param {string} language @returns {Part} */
   code(text, language) {
-    const lines = this.highlighter.lines(text, language.split(/\s/, 1)[0] ?? "");
-    return ["div", { class: "code" }, ["pre", { tabindex: "0" }, ["code", null, ...lines]], ["button", null]];
+    const [name = ""] = language.split(/\s/, 1);
+    /** @type {Part} */
+    const bar = ["div", { class: "bar" }, ["span", null, name], ["button", null]];
+    return ["div", { class: "code" }, bar, ["pre", { tabindex: "0" }, ["code", null, ...this.highlighter.lines(text, name)]]];
   }
 
   /** @param {Token} token @returns {Part} */
