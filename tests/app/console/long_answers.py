@@ -23,7 +23,7 @@ _PARTS: Final = {
 }
 _BEGINNINGS: Final = {"code": "```python\n", "table": "| a | b | c |\n|:--|:-:|--:|\n"}
 KINDS: Final = list(_PARTS)
-_CATEGORIES: Final = "toplevel,disabled-by-default-devtools.timeline"
+_CATEGORIES: Final = "toplevel,devtools.timeline"
 _TASKS: Final = ("RunTask", "ThreadControllerImpl::RunTask")
 _STREAM: Final = """async ({ text, chunk }) => {
   const { line } = document.getElementById("view-chat");

@@ -206,7 +206,9 @@ async def test_no_task_is_long_as_a_long_answer_streams_or_is_opened(
 ) -> None:
     await begin(page, world)
     text = long_answer(kind)
-    assert await longest_task(page, stream(page, f"\n\n{text}")) < MOST_TASK_MS
+    took = await longest_task(page, stream(page, f"\n\n{text}"))
+    print("STREAM", kind, took)
+    assert took < MOST_TASK_MS
     world.engine.release()
     await answered(page)
     await page.evaluate("document.querySelector('[name=new]').click()")
@@ -216,5 +218,7 @@ async def test_no_task_is_long_as_a_long_answer_streams_or_is_opened(
         await page.evaluate("document.querySelector('.conversations li button').click()")
         await answered(page)
 
-    assert await longest_task(page, opened()) < MOST_TASK_MS
+    took = await longest_task(page, opened())
+    print("OPEN", kind, took)
+    assert took < MOST_TASK_MS
     assert len(await page.locator(".message").inner_text()) > len(text) / 2
