@@ -50,8 +50,8 @@ _PROMPT_TOKENS: Final = 1000
 _QUESTIONS: Final = 200
 _PAGE: Final = "http://wall.invalid/"
 _DRAW: Final = """async ([frames, first]) => {
-  const {Cells} = await import("./frames.js");
-  const {Picture} = await import("./picture.js");
+  const {Cells} = await import("./wall/frames.js");
+  const {Picture} = await import("./wall/picture.js");
   const bytes = (text) => Uint8Array.from(atob(text), (one) => one.charCodeAt(0));
   const canvas = document.body.appendChild(document.createElement("canvas"));
   const cells = new Cells(), picture = new Picture(canvas, cells);

@@ -1,138 +1,144 @@
-// An answer as an element: each of its items in place, and what it took.
+// An answer as it grows by a response's events, and what it took, in words.
 
-import { make, put } from "../dom.js";
-import { isCall } from "./conversation.js";
-import { Written } from "./markdown.js";
+import { because } from "./because.js";
+import { wordsFor } from "./words.js";
 
-/** @typedef {import("./turn.js").Turn} Turn */
-/** @typedef {Turn["answer"]} Answer */
-/** @typedef {Answer["items"][number]} Item */
-/** @typedef {{ element: HTMLElement, written: Written, show: (item: Item, answer: Answer) => void }} ItemView */
+/**
+ * @typedef {Record<string, any>} Item of a response; texts of messages and of reasoning are its `text`
+ * @typedef {Record<string, any> & { type: string }} Event
+ */
 
-export class AnswerView {
-  /** @type {(ItemView | null)[]} as the items are, null for what nobody needs to see */
-  items = [];
+const KEPT = [
+  "model", "usage", "text", "incomplete_details", "max_output_tokens", "prompt_cache_diagnostics",
+]; // of a response that has ended, beside its items
 
-  /** @param {Turn} turn @param {() => void} grown */
-  constructor(turn, grown) {
-    this.turn = turn;
-    this.grown = () => {
-      this.settle();
-      grown();
-    };
-    this.element = make("div", "answer");
-    Object.assign(this.element, { role: "group", ariaLabel: "Answer", ariaBusy: "true" });
-    this.problem = make("p", "problem");
-    this.figures = make("p", "figures");
-    this.element.append(this.figures);
+// A moment that still means something after a reload, in milliseconds.
+export const now = () => performance.timeOrigin + performance.now();
+
+/** @param {Item | undefined} item */
+export const isCall = (item) => ["function_call", "custom_tool_call"].includes(item?.type);
+
+export class Answer {
+  constructor(at = now()) {
+    /** @type {string | null} */
+    this.id = null; // the response's
+    this.last = -1; // the number of the last event that has come
+    /** @type {Item[]} */
+    this.items = []; // as in the response, growing
+    this.status = "waiting";
+    this.begunAt = at;
+    /** @type {number | null} */
+    this.firstAt = null;
+    /** @type {number | null} */
+    this.endedAt = null;
+    /** @type {Record<string, any> | null} */
+    this.response = null; // what the terminal event says
+    this.problem = "";
+    this.changed = () => {};
   }
 
-  // What was said, without what was thought or called.
-  get text() { return this.turn.answer.items.map((/** @type {Item} */ item) => (item?.type === "message" ? item.text : "")).join(""); }
+  get isRunning() { return this.endedAt === null; }
 
-  show() {
-    const { answer } = this.turn;
-    for (const [index, item] of answer.items.entries()) {
-      if (item === undefined) continue;
-      const known = this.items[index] ?? (this.items[index] = this.viewOf(item));
-      known?.show(item, answer);
+  /** @param {Event} event @param {number} at */
+  take(event, at) {
+    if (event.sequence_number !== undefined) this.last = event.sequence_number;
+    const item = this.items[event.output_index];
+    switch (event.type) {
+      case "response.created":
+        this.id = event.response.id;
+        break;
+      case "response.output_item.added":
+        this.items[event.output_index] = { text: "", begunAt: at, ...event.item };
+        break;
+      case "response.output_text.delta":
+      case "response.reasoning_text.delta":
+        item.text += event.delta;
+        break;
+      case "response.function_call_arguments.delta":
+        item.arguments += event.delta;
+        break;
+      case "response.custom_tool_call_input.delta":
+        item.input += event.delta;
+        break;
+      case "response.output_item.done":
+        Object.assign(item, { status: event.item.status, endedAt: at });
+        break;
+      case "error":
+        this.end("failed", wordsFor(event.error), at);
+        break;
+      case "response.completed":
+      case "response.incomplete":
+      case "response.failed":
+        this.close(event.response, at);
+        break;
     }
-    if (answer.problem) this.figures.before(this.problem);
-    put(this.problem, answer.problem);
-    const isWaiting = answer.isRunning && answer.firstAt === null;
-    put(this.figures, answer.isRunning ? "…" : answer.figures);
-    this.figures.hidden = answer.isRunning && !isWaiting;
-    this.settle();
+    if (event.delta !== undefined) {
+      this.status = "streaming";
+      this.firstAt ??= at;
+    }
+    this.changed();
   }
 
-  // It is busy until all that was written is shown.
-  settle() {
-    const isDone = !this.turn.answer.isRunning && this.items.every((item) => item?.written.isSettled ?? true);
-    this.element.ariaBusy = String(!isDone);
+  // A whole response that was asked for, as its events do not come any more.
+  /** @param {Record<string, any>} response @param {number} at */
+  settle(response, at) {
+    this.items = response.output.map((/** @type {Item} */ item) => (
+      { ...item, text: (item.content ?? []).map((/** @type {Item} */ part) => part.text ?? "").join("") }));
+    this.close(response, at);
+    this.changed();
   }
 
-  /** @param {Item} item @returns {ItemView | null} */
-  viewOf(item) {
-    const made = isCall(item) ? call : { message, reasoning }[/** @type {string} */ (item.type)];
-    if (made === undefined) return null;
-    const view = made(this.grown, this.turn);
-    this.figures.before(view.element);
-    return view;
+  /** @param {Record<string, any>} response @param {number} at */
+  close(response, at) {
+    this.response = Object.fromEntries(KEPT.map((name) => [name, response[name]]));
+    this.end(response.status, response.error ? wordsFor(response.error) : "", at);
   }
-}
 
-/** @param {() => void} grown @returns {ItemView} */
-function message(grown) {
-  const element = make("div", "message");
-  const written = new Written(element, grown);
-  return {
-    element,
-    written,
-    show: ({ text }, answer) => {
-      const isHeld = !["text", undefined].includes(answer.response?.text?.format?.type);
-      const value = isHeld ? prettily(text) : null;
-      written.show(value ?? text, !answer.isRunning, value === null ? undefined : "json");
-    },
-  };
-}
+  // It is asked for anew.
+  restart() { Object.assign(this, new Answer(), { changed: this.changed }); }
 
-/** @param {() => void} grown @returns {ItemView} */
-function reasoning(grown) {
-  const element = make("details", "reasoning");
-  const summary = make("summary");
-  const thoughts = make("div", "thoughts");
-  element.append(summary, thoughts);
-  const written = new Written(thoughts, grown);
-  return {
-    element,
-    written,
-    show: ({ text, begunAt, endedAt = null }, answer) => {
-      const until = endedAt ?? answer.endedAt;
-      put(summary, until === null ? "Thinking…" : lasting(until - begunAt));
-      written.show(text, until !== null);
-    },
-  };
-}
+  /** @param {string} status @param {string} problem @param {number} at */
+  end(status, problem, at) {
+    this.status = status;
+    this.problem = problem;
+    this.endedAt = at;
+  }
 
-// What is not known to have lasted, as it was not seen, is only said to have been.
-/** @param {number} ms @returns {string} */
-function lasting(ms) {
-  return Number.isFinite(ms) ? `Thought for ${Math.max(1, Math.round(ms / 1000))} s` : "Thought";
-}
+  get calls() { return this.items.filter(isCall); }
 
-/** @param {() => void} grown @param {Turn} turn @returns {ItemView} */
-function call(grown, turn) {
-  const element = make("div", "call");
-  const line = make("p", "", "Calls ");
-  const name = make("b");
-  const state = make("span", "state");
-  const body = make("div");
-  line.append(name, state);
-  element.append(line, body);
-  const written = new Written(body, grown);
-  return {
-    element,
-    written,
-    show: (item, answer) => {
-      put(name, item.name);
-      put(state, stateOf(item, turn));
-      const value = item.input === undefined ? prettily(item.arguments) : null;
-      written.show(value ?? item.input ?? item.arguments, !answer.isRunning, item.input === undefined ? "json" : "");
-    },
-  };
-}
+  get text() { return this.items.map((item) => (item?.type === "message" ? item.text : "")).join(""); }
 
-/** @param {Item} item @param {Turn} turn @returns {string} */
-function stateOf(item, turn) {
-  if (item.status !== "completed") return turn.answer.isRunning ? "being written…" : "not finished";
-  return turn.followers.length > 0 ? "answered" : "waits for its result";
-}
+  // The tokens that it ended at, if there was a limit of them that did.
+  get limit() {
+    if (this.status !== "incomplete") return null;
+    if (this.response?.incomplete_details?.reason !== "max_output_tokens") return null;
+    return this.response.usage?.output_tokens ?? this.response.max_output_tokens ?? null;
+  }
 
-/** @param {string} text @returns {string | null} */
-function prettily(text) {
-  try {
-    return JSON.stringify(JSON.parse(text), null, 2);
-  } catch {
-    return null;
+  // All that is kept of it.
+  get record() {
+    const { id, last, items, status, begunAt, firstAt, endedAt, response, problem } = this;
+    return { id, last, items, status, begunAt, firstAt, endedAt, response, problem };
+  }
+
+  /** @param {Answer["record"]} record */
+  restore(record) { Object.assign(this, record); }
+
+  // What was measured and counted, and why the cache had no more, in words.
+  get figures() {
+    const facts = [];
+    if (this.firstAt !== null) facts.push(`first token after ${Math.round(this.firstAt - this.begunAt)} ms`);
+    const usage = this.response?.usage;
+    if (usage) {
+      const seconds = (Number(this.endedAt) - Number(this.firstAt ?? this.endedAt)) / 1000;
+      const rate = usage.output_tokens > 1 && seconds > 0 ? `, ${((usage.output_tokens - 1) / seconds).toFixed(1)}/s` : "";
+      facts.push(`${usage.output_tokens} tokens${rate}`);
+      facts.push(`${usage.input_tokens_details.cached_tokens} of ${usage.input_tokens} prompt tokens cached`);
+    }
+    const why = because(this.response?.prompt_cache_diagnostics);
+    if (why) facts.push(why);
+    if (this.limit !== null) facts.push(`ended at the limit of ${this.limit} tokens`);
+    if (this.status === "cancelled") facts.push("stopped");
+    return facts.join(" · ");
   }
 }

@@ -3,7 +3,7 @@
 import { make, put } from "../dom.js";
 import { Entry } from "./turn.js";
 
-/** @typedef {import("./conversation.js").Conversation} Conversation */
+/** @typedef {import("./tree.js").Tree} Tree */
 /** @typedef {import("./turn.js").Turn} Turn */
 
 export class Column {
@@ -13,7 +13,7 @@ export class Column {
   /**
    * `ask(parent, input, text)` asks in this conversation, `shown()` is called for another version,
    * and `grown()` as what is written takes more room.
-   * @param {Conversation} conversation
+   * @param {Tree} conversation
    * @param {{ ask: import("./turn.js").Ask, shown: () => void, grown: () => void }} hands
    */
   constructor(conversation, { ask, shown, grown }) {

@@ -1,11 +1,11 @@
 // A turn as an element that stays: what was asked, what was answered, and what can be done about it.
 
 import { button, copier, make, put } from "../dom.js";
-import { AnswerView } from "./answer.js";
+import { AnswerView } from "./answer_view.js";
 import { asked, picturesIn, shown } from "./pictures.js";
 
-/** @typedef {import("./conversation.js").Conversation} Conversation */
-/** @typedef {ReturnType<Conversation["follow"]>} Turn */
+/** @typedef {import("./tree.js").Tree} Tree */
+/** @typedef {import("./tree.js").Turn} Turn */
 /** @typedef {(parent: Turn | null, input: Turn["input"], text: string) => void} Ask */
 /** @typedef {{ ask: Ask, choose: (turn: Turn, index: number) => void, grown: () => void }} Hands */
 
@@ -14,7 +14,7 @@ export class Entry {
 
   /**
    * `ask` asks beside or behind it, `choose(turn, index)` shows another sibling.
-   * @param {Turn} turn @param {Conversation} conversation @param {Hands} hands
+   * @param {Turn} turn @param {Tree} conversation @param {Hands} hands
    */
   constructor(turn, conversation, { ask, choose, grown }) {
     this.turn = turn;
@@ -25,7 +25,7 @@ export class Entry {
     this.edit = button("Edit", () => this.editor());
     this.question = this.asked();
     this.fork = forkOf((step) => choose(turn, conversation.siblings(turn).chosen + step));
-    this.copy = copier("the answer", () => this.answer.text);
+    this.copy = copier("the answer", () => turn.answer.text);
     this.again = button("Answer again", () => ask(turn.parent, turn.input, turn.text));
     this.tools = make("div", "tools");
     this.tools.append(this.fork.element, this.copy, this.again);
@@ -44,7 +44,7 @@ export class Entry {
     this.state = state;
     this.answer.show();
     this.fork.show(chosen, followers.length);
-    this.copy.hidden = !this.answer.text || navigator.clipboard === undefined;
+    this.copy.hidden = !answer.text || navigator.clipboard === undefined;
     this.again.hidden = !isIdle;
     this.edit.hidden = !isIdle || !(typeof turn.input === "string" || picturesIn(turn.input).length > 0);
     const asksForResults = isLast && isIdle && answer.calls.length > 0;
