@@ -21,6 +21,7 @@ const MARKUP = `
   <span class="alone" hidden></span>
   <p class="news" role="status"></p>
 </div>
+<p class="loading hint" role="status">Loading the blocks…</p>
 <ul class="legend"></ul>
 <div class="cells"><canvas tabindex="0" role="img"
   aria-label="KV blocks, one cell each; arrow keys choose one"></canvas><i class="grid" hidden></i><svg
@@ -142,7 +143,8 @@ export class Wall {
         for await (const frame of framesOf(stream)) this.take(frame);
       } catch (error) {
         if (reading.signal.aborted) return;
-        this.tell(`Not shown right now: ${/** @type {Error} */ (error).message}`);
+        this.part(".loading").hidden = true;
+        this.tell(`Not shown right now: ${/** @type {Error} */ (error).message} It is tried again.`);
       } finally {
         streaming.abort();
         this.history.stop(performance.now());
@@ -155,6 +157,7 @@ export class Wall {
   take(frame) {
     /** @type {[first: number, count: number][]} */
     const changed = [];
+    this.part(".loading").hidden = true;
     const now = performance.now(), { cells } = this;
     const isAnew = cells.take(frame, now, (first, count, state, owner) => {
       changed.push([first, count]);
