@@ -24,7 +24,9 @@ export class Demonstration {
     this.title = make("strong");
     this.caption = make("p", "caption");
     this.caption.setAttribute("role", "status");
-    this.before = make("ol", "captions");
+    this.before = document.createElement("details");
+    this.said = make("ol", "captions");
+    this.before.append(make("summary", "", "What was shown before"), this.said);
     this.problem = make("p", "problem");
     this.problem.setAttribute("role", "alert");
     this.show = button("Show me", () => this.tried(() => this.begin()));
@@ -37,7 +39,7 @@ export class Demonstration {
     const tools = make("div", "tools");
     tools.append(this.show, this.stop, this.dismiss);
     element.className = "demonstration";
-    element.append(this.title, this.before, this.caption, tools, this.problem);
+    element.append(this.title, this.caption, tools, this.problem, this.before);
     this.asking = setInterval(() => this.look(), INTERVAL_MS);
     this.draw();
   }
@@ -101,8 +103,8 @@ export class Demonstration {
       ? "Three tenants, one minute, a small part of the cache: see what is shared, forked, preempted and evicted. Nothing is kept, and nothing billed."
       : "They appear as soon as somebody asks."));
     const earlier = captions.slice(0, -1);
-    if (this.before.childElementCount !== earlier.length) {
-      this.before.replaceChildren(...earlier.map(({ text }) => make("li", "", text)));
+    if (this.said.childElementCount !== earlier.length) {
+      this.said.replaceChildren(...earlier.map(({ text }) => make("li", "", text)));
     }
     this.before.hidden = earlier.length === 0;
     this.show.hidden = isRunning || !mayBegin || !isEmpty;
