@@ -26,7 +26,7 @@ _RULE: Final = (
 _SAMPLE_RULES: Final = 8
 _LONG: Final = 0.4
 """A prompt, as a part of what its tenant may hold."""
-_BRIEF: Final = 0.25
+_BRIEF: Final = 0.35
 """Two of these fit; with answers as long as they can be they do not."""
 _NAMES: Final = FieldNames("input", "max_output_tokens")
 
@@ -74,8 +74,9 @@ class Script:
             )
 
         async def evict() -> None:
+            await self._ask(CLEO, f"For glue. {brief}", "What is glue for?", 0.02)
             await self._engine.forget_tenant(CLEO)
-            await self._ask(CLEO, f"For rope. {brief}", "And what is glue for?", 0.15)
+            await self._ask(CLEO, f"For glue. {brief}", "What is glue for?", 0.1)
 
         return [
             Beat(
@@ -105,8 +106,9 @@ class Script:
                 press,
             ),
             Beat(
-                f"An eviction: what {CLEO} had in the cache is dropped, and she asks again. Choose "
-                "her newest request below: it is told where its prompt broke, and why.",
+                f"An eviction: {CLEO} asks, all that she has in the cache is dropped, and she asks "
+                "the same again. Choose her newest request below: it says where its prompt broke, "
+                "and why.",
                 evict,
             ),
         ]

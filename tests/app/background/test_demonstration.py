@@ -18,11 +18,12 @@ from tests.app.pooled_engine import PooledEngine
 
 TENANTS = ["demo-ana", "demo-ben", "demo-cleo"]
 HERE = "/demonstration"
+NUM_BLOCKS = 480
 
 
 @pytest.fixture
 async def engine(tokenizer: PreTrainedTokenizerBase) -> AsyncIterator[PooledEngine]:
-    engine = PooledEngine(tokenizer)
+    engine = PooledEngine(tokenizer, NUM_BLOCKS)
     await engine.start()
     yield engine
     await engine.close()
@@ -72,7 +73,7 @@ async def test_it_shows_all_and_leaves_nothing(
     ]
     assert umbra == []
     assert len(ana) == 3
-    assert {one.share.max_blocks for one in ana} == {20}
+    assert {one.share.max_blocks for one in ana} == {60}
     assert len({one.namespaces.private_key for one in engine.requests}) == 3
     for tenant in TENANTS:
         assert (await admin.get(f"/tenants/{tenant}/usage")).status_code == 404
@@ -133,13 +134,13 @@ async def test_what_a_killed_process_has_left_is_removed(
 async def test_it_pushes_nobody_out(
     admin: httpx.AsyncClient, world: World, demonstration: Demonstration
 ) -> None:
-    for number in range(8):
+    for number in range(12):
         await world.client().responses.create(
-            model=MODEL, input=f"{number} bottles of beer " * 12, max_output_tokens=2
+            model=MODEL, input=f"{number} bottles of beer " * 30, max_output_tokens=2
         )
     refused = await admin.post(HERE)
     assert refused.status_code == 409
-    assert "It needs 60 free blocks" in refused.json()["detail"]
+    assert "It needs 180 free blocks" in refused.json()["detail"]
 
 
 async def test_who_may_only_read_begins_none(admin: httpx.AsyncClient, world: World) -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import httpx
 import pytest
 from playwright.async_api import Page, expect
+from transformers import PreTrainedTokenizerBase
 
 from tests.app.conftest import World
 from tests.app.console.looks import check_looks
@@ -15,14 +17,23 @@ from tests.app.console.signing_in import sign_in
 from tests.app.pooled_engine import PooledEngine
 from tests.engine.clock import at_a_models_pace
 
+NUM_BLOCKS = 480
 SHARED = re.compile(r"shared [1-9]")
+
+
+@pytest.fixture
+async def engine(tokenizer: PreTrainedTokenizerBase) -> AsyncIterator[PooledEngine]:
+    engine = PooledEngine(tokenizer, NUM_BLOCKS)
+    await engine.start()
+    yield engine
+    await engine.close()
 
 
 async def test_one_button_shows_sharing_and_all_of_it_goes(
     page: Page, world: World, engine: PooledEngine, tmp_path: Path
 ) -> None:
     world.app.state.service.demonstration.beat_seconds = 4.0
-    at_a_models_pace(engine.cores[-1], 0.05)
+    at_a_models_pace(engine.cores[-1], 0.04)
     await sign_in(page, world.admin_url, view="wall")
     banner = page.get_by_role("region", name="Demonstration")
     await expect(banner).to_contain_text("No blocks are used yet.")
@@ -38,12 +49,13 @@ async def test_one_button_shows_sharing_and_all_of_it_goes(
     await expect(banner.get_by_role("status")).to_contain_text("Pressure")
     await expect(rows.filter(has_text=re.compile("preempted|waiting"))).not_to_have_count(0)
     await expect(banner.get_by_role("status")).to_contain_text("An eviction")
+    await page.get_by_label("What was found ended").select_option("evicted")
     await rows.first.click()
     told = page.locator(".told")
     await expect(told).to_contain_text("demo-cleo")
     await expect(told).to_contain_text("evicted by a deletion")
     await expect(banner.get_by_role("status")).to_contain_text("That was it")
-    await expect(page.locator(".legend")).to_contain_text("free 160")
+    await expect(page.locator(".legend")).to_contain_text(f"free {NUM_BLOCKS}")
     await expect(banner.get_by_role("button", name="Show me")).to_be_visible()
     await banner.get_by_role("button", name="Close").click()
     await expect(banner).to_contain_text("No blocks are used yet.")
