@@ -65,7 +65,9 @@ class RollKeeper:
         groups = self._chosen()
         most = min(_CELLS_OF_ONE, _CELLS // max(1, len(groups) + len(self._ended)))
         live = [self._told(group, most) for group in groups]
-        ended = [self._with_found(self._aged(one), one.hashes, most) for one in reversed(self._ended)]
+        ended = [
+            self._with_found(self._aged(one), one.hashes, most) for one in reversed(self._ended)
+        ]
         return Roll(requests=live + ended, places=[] if cell is None else self._places(cell))
 
     def _places(self, cell: int) -> list[ChainPlace]:
