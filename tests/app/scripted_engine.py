@@ -147,7 +147,7 @@ class ScriptedEngine:
     async def block_fates(self, hashes: Sequence[bytes]) -> list[BlockFate]:
         if self.down:
             raise EngineUnavailable("down")
-        return [BlockFate("present" if one in self.cached else "unknown") for one in hashes]
+        return [BlockFate("present" if one in self.cached else "never_seen") for one in hashes]
 
     async def chains(self, tenant: str, before: int | None = None) -> ChainPage:
         if self.down:
