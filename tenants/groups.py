@@ -70,6 +70,10 @@ class ShareGroups:
         """Up to `limit` groups by id, from behind the id `after`."""
         return await self._groups.list(after, limit)
 
+    async def ids(self, limit: int) -> builtins.list[str]:
+        """Ids of up to `limit` groups."""
+        return await self._groups.ids(None, limit)
+
     async def get(self, group_id: str) -> ShareGroup:
         """Raises `GroupNotFound`."""
         return (await self._groups.read(group_id))[1]

@@ -74,23 +74,23 @@ class Owners(Generic[Rotated]):
             nothing = self._kind(id=record_id, name=record_id, namespace_secret=b"", created_at=0)
             return blob, nothing
 
+    async def ids(self, after: str | None, limit: int) -> list[str]:
+        """Ids behind `after`, up to `limit`. Raises `InvalidField` ("after")."""
+        return [_decoded(one) for one in await self._names(_behind(after), limit)]
+
     async def list(self, after: str | None, limit: int | None) -> list[Rotated]:
         """Those behind the id `after`, up to `limit`. Raises `InvalidField` ("after").
 
         One whose record was altered is left out, and the log says so.
         """
-        if after is not None and not is_id(after):
-            raise InvalidField("after", "no id that this list could hold")
-        start: bytes | str = "-" if after is None else f"({after}"
+        start: bytes | str = _behind(after)
         found: list[Rotated] = []
         while limit is None or len(found) < limit:
             count = _UNBOUNDED_PAGE if limit is None else limit - len(found)
-            names = await self._redis.execute(
-                "ZRANGE", self._directory, start, "+", "BYLEX", "LIMIT", 0, count
-            )
+            names = await self._names(start, count)
             if not names:
                 break
-            ids = [one.decode(errors="replace") for one in names]  # what is no id is nobody's
+            ids = [_decoded(one) for one in names]
             blobs = await self._redis.pipeline(*(("GET", self._key(one)) for one in ids))
             # One that was deleted a moment ago leaves a gap, which the next round fills.
             read = (unless_altered(self._opened, *one) for one in zip(ids, blobs, strict=True))
@@ -140,6 +140,13 @@ class Owners(Generic[Rotated]):
             lambda old: with_new_secret(old, secrets.token_bytes(SECRET_BYTES), time.time()),
         )
 
+    async def _names(self, start: bytes | str, count: int) -> Sequence[bytes]:
+        directory = self._directory
+        names: Sequence[bytes] = await self._redis.execute(
+            "ZRANGE", directory, start, "+", "BYLEX", "LIMIT", 0, count
+        )
+        return names
+
     def _key(self, record_id: str) -> str:
         return redis_keys.meta(f"{self._prefix}{record_id}")
 
@@ -148,6 +155,17 @@ class Owners(Generic[Rotated]):
         if blob is None:
             raise GroupNotFound(record_id) if self._prefix else TenantNotFound(record_id)
         return bytes(blob)
+
+
+def _behind(after: str | None) -> str:
+    """Where a part of the list begins. Raises `InvalidField` ("after")."""
+    if after is not None and not is_id(after):
+        raise InvalidField("after", "no id that this list could hold")
+    return "-" if after is None else f"({after}"
+
+
+def _decoded(name: bytes) -> str:
+    return name.decode(errors="replace")  # what is no id is nobody's
 
 
 async def clear_slot(redis: GuardedRedis, owner: str, keep: frozenset[str]) -> None:

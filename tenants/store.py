@@ -103,6 +103,10 @@ class TenantStore(KeyStore):
         """
         return await self._tenants.list(after, limit)
 
+    async def tenant_ids(self, after: str | None, limit: int) -> list[str]:
+        """Ids of up to `limit` tenants, from behind the id `after`."""
+        return await self._tenants.ids(after, limit)
+
     async def get_tenant(self, tenant_id: str) -> Tenant:
         """Raises `TenantNotFound`."""
         return (await self._tenants.read(tenant_id))[1]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, date, datetime
 
@@ -15,6 +15,7 @@ from tenants.storage.connection import GuardedRedis
 from tenants.usage import usage
 from tenants.usage.journal import Journal, Slot
 from tenants.usage.ledger import Booked, Ledger, Record, Sealed, Taken
+from tenants.usage.totals import TotalUsage, read_totals
 from tenants.usage.usage import (
     ADAPTER,
     GROUP,
@@ -217,6 +218,12 @@ class UsageMeter:
         _check_days(since, until)
         parts = await usage.read_by_adapter(self._redis, tenant_id)
         return [part for part in parts if since <= part.day <= until]
+
+    async def read_totals(
+        self, tenants: Sequence[str], groups: Sequence[str], since: date, until: date
+    ) -> list[TotalUsage]:
+        """See `tenants.usage.totals`."""
+        return await read_totals(self._redis, tenants, groups, since, until)
 
     async def generations(self, owners: list[str]) -> dict[str, str]:
         """Those of owners that are there and have one. Raises `StoreUnavailable`."""

@@ -65,7 +65,7 @@ USED_BY = "used:"
 """A group's quantity `used:TENANT` is how many tokens of its prompts a member's requests had."""
 _BATCH_TTL_SECONDS = 60 * 24 * 3600
 """For how long a batch is known whose process was killed before it heard that it had arrived."""
-_SHARED = ("computed_tokens", "lease_block_seconds", "cost_nanos")
+SHARED = ("computed_tokens", "lease_block_seconds", "cost_nanos")
 """What of a group's usage its members are charged for."""
 GROUP = "group:"
 """A tenant's quantity `group:OWNER` says that it used a group's prompts."""
@@ -259,7 +259,7 @@ async def settle_group(redis: GuardedRedis, group: str, number: int) -> None:
     """
     shared = await _read_days(redis, group)
     calls = []
-    for member, days in charges(shared, _SHARED).items():
+    for member, days in charges(shared, SHARED).items():
         known = await _read_days(redis, member)
         parts = {
             f"{day}:{quantity}": amount
@@ -295,7 +295,7 @@ async def _shared_parts(
     parts = []
     for name in sorted(names):
         shared = await _read_days(redis, name.removeprefix(GROUP))
-        for day, part in charges(shared, _SHARED).get(tenant_id, {}).items():
+        for day, part in charges(shared, SHARED).get(tenant_id, {}).items():
             if name in days.get(day, ()):  # else it was an earlier tenant of this id
                 parts.append((day, part))
     return parts
@@ -303,7 +303,11 @@ async def _shared_parts(
 
 async def _read_days(redis: GuardedRedis, owner: str) -> dict[str, Counter[str]]:
     """By day, how much of each quantity was counted for a tenant or a share group."""
-    counts = await redis.execute("HGETALL", redis_keys.usage(owner))
+    return days_of(await redis.execute("HGETALL", redis_keys.usage(owner)))
+
+
+def days_of(counts: Mapping[bytes, bytes]) -> dict[str, Counter[str]]:
+    """The same of what lies in Redis."""
     days: dict[str, Counter[str]] = {}
     for field, count in counts.items():
         day, _, quantity = field.decode(errors="replace").partition(":")

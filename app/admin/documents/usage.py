@@ -10,6 +10,7 @@ from pydantic import Field
 
 from app.admin.documents.records import Document
 from tenants.usage.prices import shown
+from tenants.usage.totals import TotalUsage
 from tenants.usage.usage import AdapterUsage, DayUsage
 
 Cost = Annotated[
@@ -21,10 +22,9 @@ Cost = Annotated[
 ]
 
 
-class UsageDay(Document):
-    """What a tenant used on one day (UTC)."""
+class Used(Document):
+    """What a tenant used."""
 
-    day: date
     requests: int
     prompt_tokens: int
     cached_tokens: int = Field(
@@ -42,9 +42,26 @@ class UsageDay(Document):
     cost: Cost
 
     @classmethod
-    def of(cls, record: DayUsage, **own: Any) -> Self:
+    def of(cls, record: DayUsage | TotalUsage, **own: Any) -> Self:
         """See `Document`."""
         return super().of(record, cost=shown(record.cost_nanos), **own)
+
+
+class _OfDay(Document):
+    day: date
+
+
+class _OfTenant(Document):
+    tenant: str
+
+
+# The fields of the last base come first, in CSV as well.
+class UsageDay(Used, _OfDay):
+    """What a tenant used on one day (UTC)."""
+
+
+class TenantUsage(Used, _OfTenant):
+    """What a tenant used over some days."""
 
 
 class AdapterUsageDay(Document):
@@ -69,7 +86,7 @@ class AdapterUsageDay(Document):
         return super().of(record, cost=shown(record.cost_nanos), **own)
 
 
-_Line = TypeVar("_Line", UsageDay, AdapterUsageDay)
+_Line = TypeVar("_Line", UsageDay, AdapterUsageDay, TenantUsage)
 
 
 def usage_csv(kind: type[_Line], lines: Sequence[_Line]) -> str:

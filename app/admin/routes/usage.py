@@ -1,12 +1,12 @@
 """`/admin/tenants/{tenant}/usage`: what a tenant used, by day, as JSON or CSV; also by adapter.
 
-And `/admin/prices`.
+`/admin/usage` has the sums of all tenants, `/admin/prices` what tokens cost.
 """
 
 from __future__ import annotations
 
 import re
-from datetime import date
+from datetime import UTC, date, datetime
 from http import HTTPStatus
 from typing import Annotated, Any, Literal
 
@@ -14,16 +14,25 @@ from fastapi import Request, Response
 from pydantic import BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 
-from app.admin.documents import AdapterUsageDay, Document, UsageDay, usage_csv
-from app.admin.lists import Query
+from app.admin.documents import (
+    AdapterUsageDay,
+    Document,
+    Id,
+    TenantUsage,
+    UsageDay,
+    usage_csv,
+)
+from app.admin.lists import Next, Query, page
 from app.admin.parameters import InQuery, Served, TenantId
 from app.admin.route import operations
 from app.context import Service
 from tenants.usage.prices import TOKENS_PRICED, Prices, shown
+from tenants.usage.totals import MAX_DAYS
 
 router = operations("Usage")
 
 _CSV = "text/csv"
+_MOST_TENANTS = 10_000
 _IN_CSV: Any = {HTTPStatus.OK: {"content": {_CSV: {"schema": {"type": "string"}}}}}
 
 
@@ -64,6 +73,29 @@ class UsageByAdapter(Document):
     tenant: str
     currency: str | None = Field(description="Of `cost`; null without prices.")
     usage: list[AdapterUsageDay]
+
+
+class TotalsQuery(UsageQuery):
+    """Which days, of which tenants, and in which format."""
+
+    since: Annotated[
+        Day | None,
+        Field(description=f"First day (UTC), up to {MAX_DAYS} before the last; the month's first."),
+    ] = None
+    after: Annotated[Id | None, Field(description="Those behind this id.")] = None
+    limit: Annotated[
+        int, Field(ge=1, le=_MOST_TENANTS, description="How many tenants are summed, at most.")
+    ] = _MOST_TENANTS
+
+
+class UsageByTenant(Document):
+    """What tenants used over some days: a line for each that used anything."""
+
+    since: date
+    until: date
+    currency: str | None = Field(description="Of `cost`; null without prices.")
+    usage: list[TenantUsage]
+    next: Next
 
 
 class TokenPrices(Document):
@@ -115,6 +147,29 @@ async def show_usage_by_adapter(
     if _is_csv(query, request):
         return _file(f"{tenant}-usage-by-adapter", usage_csv(AdapterUsageDay, days))
     return UsageByAdapter(tenant=tenant, currency=_currency(service), usage=days)
+
+
+@router.get("/usage", response_model=UsageByTenant, responses=_IN_CSV)
+async def list_usage(
+    query: InQuery[TotalsQuery], service: Served, request: Request
+) -> UsageByTenant | Response:
+    """List what tenants used over some days, with their parts of their share groups'.
+
+    One request tells it of all; behind 10,000 tenants one goes on with `next`.
+    """
+    stores = service.stores
+    until = query.until or datetime.now(UTC).date()
+    since = query.since or until.replace(day=1)
+    found = await stores.tenants.tenant_ids(query.after, query.limit + 1)
+    tenants, after = page(found, query.limit, str)
+    groups = [f"@{one}" for one in await stores.groups.ids(_MOST_TENANTS)]
+    used = await stores.usage.read_totals(tenants, groups, since, until)
+    lines = [TenantUsage.of(one) for one in used]
+    if _is_csv(query, request):
+        return _file(f"usage-{since}-{until}", usage_csv(TenantUsage, lines))
+    return UsageByTenant(
+        since=since, until=until, currency=_currency(service), usage=lines, next=after
+    )
 
 
 @router.get("/prices")

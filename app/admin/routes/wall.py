@@ -122,6 +122,7 @@ class WallRequest(Document):
 
     id: str
     tenant: str
+    asked_at: float = Field(description="Unix time.")
     state: Literal["running", "waiting", "preempted", "finished"]
     prompt_tokens: int
     output_tokens: int
@@ -191,6 +192,7 @@ def _request(state: RequestState, gain_of_twice: float, now: float) -> WallReque
     return WallRequest.of(
         state,
         id=state.request_id,
+        asked_at=round(now - state.age_seconds, 3),
         cached_tokens=state.found_tokens,
         broke=None if state.broke is None else _break(state.broke, gain_of_twice, now),
         blocks=state.num_blocks,

@@ -2,14 +2,21 @@
 
 const TOKEN = "partywall.token";
 const CHAT_KEY = "partywall.chat-key";
-const CHAT_TENANT = "partywall.chat-tenant";
 const PAGE = 1000; // tenants, or prompts of one
 const API_KEY = /^pw_[0-9a-f]{16}\./;
 const WHOLE_KEY = /^pw_[0-9a-f]{16}\.[\w-]+$/;
 
+/**
+ * @typedef {typeof api} Api
+ * @typedef {{ name: string, role: string, tenant: string | null }} Operator
+ * @typedef {{ field: string, detail: string }} Complaint
+ */
+
+/** @param {string} text */
 export const isKey = (text) => WHOLE_KEY.test(text);
 
 export class Refused extends Error {
+  /** @param {number} status @param {string} detail */
   constructor(status, detail) {
     super(detail);
     this.status = status;
@@ -17,28 +24,26 @@ export class Refused extends Error {
 }
 
 export const api = {
+  /** @returns {string | null} */
   get token() { return sessionStorage.getItem(TOKEN); },
   set token(value) { keep(TOKEN, value); },
-  get isOperator() { return !API_KEY.test(this.token); },
+  get isOperator() { return !API_KEY.test(this.token ?? ""); },
 
   // The operator who is signed in: their name, their role, and the tenant they are held to, if any.
-  operator: null,
-  get seesAll() { return this.isOperator && this.operator.tenant === null; },
+  operator: /** @type {Operator | null} */ (null),
+  get seesAll() { return this.isOperator && this.operator?.tenant === null; },
 
   // The key to chat with: the one that was signed in with, or one that an operator has chosen.
+  /** @returns {string | null} */
   get chatKey() { return this.isOperator ? sessionStorage.getItem(CHAT_KEY) : this.token; },
   set chatKey(value) { keep(CHAT_KEY, value); },
-
-  // Whose an operator's key is, as far as it was made here.
-  get chatTenant() { return sessionStorage.getItem(CHAT_TENANT); },
-  set chatTenant(value) { keep(CHAT_TENANT, value); },
 
   // Where a chat's socket is, and what it offers.
   get socket() {
     const address = new URL(this.isOperator ? "responses" : "../v1/responses", location.href);
     address.protocol = address.protocol.replace("http", "ws");
     const protocols = ["partywall.v1", `partywall.key.${this.chatKey}`];
-    if (this.isOperator) protocols.push(`partywall.operator.${base64url(new TextEncoder().encode(this.token))}`);
+    if (this.isOperator) protocols.push(`partywall.operator.${base64url(new TextEncoder().encode(this.token ?? ""))}`);
     return { address, protocols };
   },
 
@@ -57,54 +62,68 @@ export const api = {
   },
 
   // The ids of the tenants that an operator may see.
+  /** @returns {Promise<string[]>} */
   async tenants() {
-    if (!this.seesAll) return [this.operator.tenant];
+    if (this.operator?.tenant) return [this.operator.tenant];
     const ids = [];
-    for (let after = ""; after !== null;) {
+    for (/** @type {string | null} */ let after = ""; after !== null;) {
       const page = await this.read(`/tenants?limit=${PAGE}${after && `&after=${after}`}`);
-      ids.push(...page.tenants.map(({ id }) => id));
+      ids.push(...page.tenants.map(idOf));
       after = page.next;
     }
     return ids;
   },
 
-  // The names of the registered prompts that a chat may begin with; none where it is not known whose.
-  async prompts() {
-    if (!this.isOperator) return (await this.asTenant("/prompts?limit=100")).data.map(({ id }) => id);
-    return this.namesOfChat("prompts");
-  },
+  // The tenant whose key chats are asked with. Throws Refused where the key does not hold.
+  /** @returns {Promise<string>} */
+  async whose() { return (await (await this.asChat("me")).json()).tenant; },
 
-  // What a chat may call the model: with an adapter of its tenant, too.
-  async models() {
-    if (!this.isOperator) return (await this.asTenant("/models")).data.map(({ id }) => id);
-    return (await this.namesOfChat("adapters")).map((name) => `:${name}`);
-  },
+  // The registered prompts that a chat may begin with.
+  /** @returns {Promise<{ id: string, variables: string[] }[]>} */
+  async prompts() { return (await this.asTenant("/prompts?limit=100")).data; },
 
-  // Of what the chat's tenant and its share group own.
-  async namesOfChat(what) {
-    const tenant = this.chatTenant;
-    if (tenant === null) return [];
-    const { share_group: group } = await this.read(`/tenants/${tenant}`);
-    const owners = [`/tenants/${tenant}`, ...(group && this.seesAll ? [`/groups/${group}`] : [])];
-    const lists = await Promise.all(
-      owners.map((owner) => this.read(`${owner}/${what}?limit=${PAGE}`)),
-    );
-    return [...new Set(lists.flatMap((list) => list[what].map(({ name }) => name)))];
-  },
+  // What a chat may call the model: the one served first, then with adapters of its tenant.
+  /** @returns {Promise<{ id: string, input_modalities: string[] }[]>} */
+  async models() { return (await this.asTenant("/models")).data; },
+
+  // A stored response. Throws Refused.
+  /** @param {string} id */
+  response(id) { return this.asTenant(`/responses/${id}`); },
+
+  // Have a stored response forgotten. Throws Refused.
+  /** @param {string} id */
+  async forget(id) { await this.asChat(`${this.ofTenant}/responses/${id}`, { method: "DELETE" }); },
 
   // What tenants are told by a GET below /v1, as JSON.
-  async asTenant(path) { return (await this.fetched(`../v1${path}`)).json(); },
+  /** @param {string} path */
+  async asTenant(path) { return (await this.asChat(`${this.ofTenant}${path}`)).json(); },
+
+  // Where tenants' paths lie: operators find those that a chat needs beside the console.
+  get ofTenant() { return this.isOperator ? "." : "../v1"; },
+
+  // Ask with the chat's key; operators show their own token beside it.
+  /** @param {string} address @param {RequestInit} [options] */
+  asChat(address, options) {
+    /** @type {Record<string, string>} */
+    const headers = { authorization: `Bearer ${this.chatKey}` };
+    if (this.isOperator) headers["x-partywall-operator"] = this.token ?? "";
+    return this.fetched(address, { ...options, headers });
+  },
 
   // What is told of everybody, in Prometheus' text format. Throws Refused.
+  /** @param {AbortSignal} [signal] */
   async metrics(signal) { return (await this.fetched("../metrics", { signal })).text(); },
 
   // The answer to a GET below /admin, which lies beside the console. Throws Refused.
+  /** @param {string} path @param {AbortSignal} [signal] */
   get(path, signal) { return this.fetched(`../admin${path}`, { signal }); },
 
   // What is there, as JSON.
+  /** @param {string} path @param {AbortSignal} [signal] */
   async read(path, signal) { return (await this.get(path, signal)).json(); },
 
   // Write; the answer as JSON, null where there is none. Throws Refused.
+  /** @param {string} method @param {string} path @param {unknown} [body] @param {Record<string, string>} [headers] */
   async send(method, path, body, headers = {}) {
     const isJson = body !== undefined;
     const answer = await this.fetched(`../admin${path}`, {
@@ -116,32 +135,40 @@ export const api = {
   },
 
   // Put files, in this order, each under its name. Throws Refused.
+  /** @param {string} path @param {Record<string, Blob>} files */
   async upload(path, files) {
     const body = new FormData();
     for (const [name, file] of Object.entries(files)) body.append(name, file);
     return (await this.fetched(`../admin${path}`, { method: "PUT", body })).json();
   },
 
+  /** @param {string} address @param {RequestInit & { headers?: Record<string, string> }} [options] */
   async fetched(address, { headers = {}, ...options } = {}) {
     const signed = { authorization: `Bearer ${this.token}`, ...headers };
     return accepted(await fetch(address, { headers: signed, cache: "no-store", ...options }));
   },
 };
 
+/** @param {{ id: string }} one */
+const idOf = ({ id }) => id;
+
+/** @param {string} name @param {string | null} value */
 function keep(name, value) {
   if (value === null) sessionStorage.removeItem(name);
   else sessionStorage.setItem(name, value);
 }
 
 // As a subprotocol, or a part of a URL, may be written.
+/** @param {Uint8Array} bytes */
 export function base64url(bytes) {
   return btoa(String.fromCharCode(...bytes)).replaceAll("+", "-").replaceAll("/", "_").replaceAll("=", "");
 }
 
+/** @param {Response} answer */
 async function accepted(answer) {
   if (answer.ok) return answer;
   const problem = await answer.json().catch(() => ({}));
-  const complaints = (problem.errors ?? []).map((one) => `${one.field}: ${one.detail}`);
+  const complaints = (problem.errors ?? []).map((/** @type {Complaint} */ one) => `${one.field}: ${one.detail}`);
   const detail = complaints.join("; ") || problem.detail || problem.error?.message;
   throw new Refused(answer.status, detail || answer.statusText);
 }

@@ -1,24 +1,32 @@
 // Signs in and out, and shows one view at a time.
 
 import { api } from "./api.js";
-import { button, make } from "./dom.js";
+import { button, make, part } from "./dom.js";
 import * as signIn from "./sign_in.js";
+
+/**
+ * @typedef {{ close(): void, visit?(path: string[]): void }} Mounted
+ * @typedef {{ mount(section: HTMLElement, own: import("./api.js").Api, path: string[]): Mounted }} Part
+ * @typedef {{ name: string, title: string, load(): Promise<Part>, isFor(): boolean, stays?: boolean }} View
+ */
 
 // A view is loaded when it is shown first, in a section: `mount(section, api, path)` returns its
 // `close()` and, where something in it has an address, `visit(path)`. An address is `#view/and/a/path`,
 // of which the path is the parts behind the view. A view that stays is only hidden.
+/** @type {View[]} */
 const VIEWS = [
-  { name: "wall", title: "The wall", load: () => import("./wall.js"), isFor: () => api.seesAll },
+  { name: "wall", title: "The wall", load: () => import("./wall/view.js"), isFor: () => api.seesAll },
   { name: "tenants", title: "Tenants", load: () => import("./tenants/view.js"), isFor: () => api.isOperator },
   { name: "load", title: "Load", load: () => import("./load/view.js"), isFor: () => api.seesAll },
   { name: "chat", title: "Chat", load: () => import("./chat/view.js"), isFor: () => true, stays: true },
 ];
 
-const door = document.getElementById("door");
-const links = document.getElementById("views");
-const leave = document.getElementById("leave");
-const refusal = document.getElementById("refusal");
-const shown = new Map(); // views by name: the section, and what is mounted there
+const door = part(document, "#door");
+const links = part(document, "#views");
+const leave = part(document, "#leave");
+const refusal = part(document, "#refusal");
+/** @type {Map<string, { section: HTMLElement, mounted: Mounted | null }>} */
+const shown = new Map(); // by the view's name
 
 function offered() {
   return VIEWS.filter((view) => view.isFor());
@@ -40,7 +48,7 @@ function chosen() {
 function show() {
   const { view, path } = chosen();
   for (const other of VIEWS) {
-    if (other !== view && shown.has(other.name)) close(other);
+    if (other !== view) close(other);
   }
   for (const link of links.children) {
     link.setAttribute("aria-current", link.hash === `#${view.name}` ? "page" : "false");
@@ -54,27 +62,30 @@ function show() {
   entry.mounted?.visit?.(path);
 }
 
+/** @param {View} view */
 async function open(view) {
   const section = document.createElement("section");
   section.id = `view-${view.name}`;
   section.setAttribute("aria-label", view.title);
-  document.getElementById("main").append(section);
-  const entry = { section, mounted: null };
+  part(document, "#main").append(section);
+  const entry = { section, mounted: /** @type {Mounted | null} */ (null) };
   shown.set(view.name, entry);
-  let part;
+  let loaded;
   try {
-    part = await view.load();
+    loaded = await view.load();
   } catch { // the service is away, or another one by now
     const why = make("p", "problem", "This view did not load. Reload the page.");
     why.setAttribute("role", "alert");
     section.append(why);
     return;
   }
-  if (shown.get(view.name) === entry) entry.mounted = part.mount(section, api, chosen().path);
+  if (shown.get(view.name) === entry) entry.mounted = loaded.mount(section, api, chosen().path);
 }
 
+/** @param {View} view */
 function close(view, isForGood = !view.stays) {
   const entry = shown.get(view.name);
+  if (entry === undefined) return;
   entry.section.hidden = true;
   if (!isForGood) return;
   entry.mounted?.close();
@@ -92,18 +103,17 @@ function enter() {
 }
 
 function exit(reason = "") {
-  for (const view of VIEWS) {
-    if (shown.has(view.name)) close(view, true);
-  }
-  api.token = api.chatKey = api.chatTenant = api.operator = null;
+  for (const view of VIEWS) close(view, true);
+  api.token = api.chatKey = api.operator = null;
   signIn.forget();
   refusal.textContent = reason;
   door.hidden = false;
   links.hidden = leave.hidden = true;
-  document.getElementById("token").focus();
+  part(document, "#token").focus();
 }
 
 // Enter with the first of some tokens that holds.
+/** @param {string[]} tokens */
 async function check(tokens) {
   let reason = "";
   for (const token of tokens) {
@@ -130,15 +140,16 @@ async function begin() {
       return;
     }
   }
-  await check([api.token].filter((token) => token !== null));
+  await check(api.token === null ? [] : [api.token]);
 }
 
-door.addEventListener("submit", (event) => {
+door.addEventListener("submit", (/** @type {SubmitEvent} */ event) => {
   event.preventDefault();
-  const token = document.getElementById("token").value.trim();
+  const token = part(document, "#token").value.trim();
   door.reset();
   check([token]);
 });
 leave.addEventListener("click", () => exit());
+part(document, "#main").addEventListener("refused", (/** @type {CustomEvent} */ { detail }) => exit(detail));
 window.addEventListener("hashchange", () => { if (door.hidden) show(); });
 begin().catch(({ message }) => exit(message));

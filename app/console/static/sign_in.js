@@ -10,6 +10,10 @@ export const isOffered = document.body.dataset.signsIn !== undefined;
 
 const here = () => location.origin + location.pathname;
 
+/**
+ * @typedef {{ authorization_endpoint: string, token_endpoint: string, client_id: string }} Provider
+ * @returns {Promise<Provider>}
+ */
 export async function provider() {
   const answer = await fetch("../admin/sign-in", { cache: "no-store" });
   if (!answer.ok) throw new Error("The provider that people sign in at does not answer.");
@@ -20,6 +24,7 @@ export async function provider() {
 export function forget() { sessionStorage.removeItem(PENDING); }
 
 // Leave for the provider's page.
+/** @param {Provider} provider */
 export async function begin({ authorization_endpoint: place, client_id: client }) {
   const [verifier, state] = [random(), random()];
   const digest = await crypto.subtle.digest("SHA-256", new TextEncoder().encode(verifier));
@@ -39,6 +44,7 @@ export async function begin({ authorization_endpoint: place, client_id: client }
 }
 
 // The tokens that a person has come back with, to be tried in turn; none, if nobody has.
+/** @returns {Promise<string[]>} */
 export async function finish() {
   const told = new URLSearchParams(location.search);
   if (!told.has("state")) return [];
@@ -46,13 +52,14 @@ export async function finish() {
   sessionStorage.removeItem(PENDING);
   history.replaceState(null, "", here() + (pending.view ?? ""));
   if (told.get("state") !== pending.state) throw new Error("This tab did not ask to sign in so.");
-  if (!told.has("code")) throw new Error(told.get("error_description") ?? told.get("error") ?? "No code came.");
+  const code = told.get("code");
+  if (code === null) throw new Error(told.get("error_description") ?? told.get("error") ?? "No code came.");
   const { token_endpoint: place, client_id: client } = await provider();
   const answer = await fetch(place, {
     method: "POST",
     body: new URLSearchParams({
       grant_type: "authorization_code",
-      code: told.get("code"),
+      code,
       redirect_uri: here(),
       client_id: client,
       code_verifier: pending.verifier,

@@ -46,7 +46,7 @@ include-method = "PUT"
 [operations.checks.positive_data_acceptance]
 expected-statuses = ["2xx", 400, 404, 409, 422]
 [[operations]]
-include-path = ["/tokens", "/tenants/{tenant}/usage"]
+include-path = ["/tokens", "/usage", "/tenants/{tenant}/usage"]
 [operations.checks.positive_data_acceptance]
 expected-statuses = ["2xx", 404, 409, 422]
 """

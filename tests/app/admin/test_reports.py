@@ -19,11 +19,11 @@ from tests.tenants.adapters.putting import put
 USAGE = "/tenants/acme/usage"
 
 
-async def used_on(world: World, day: date, **counts: int) -> None:
-    """Usage of acme, as a service would have handed it in on that day."""
+async def used_on(world: World, day: date, tenant: str = "acme", **counts: int) -> None:
+    """Usage, as a service would have handed it in on that day."""
     noon = datetime(day.year, day.month, day.day, 12, tzinfo=UTC).timestamp()
     meter = UsageMeter(world.redis, clock=lambda: noon)
-    meter.add("acme", **counts)
+    meter.add(tenant, **counts)
     await meter.flush()
 
 
@@ -111,6 +111,47 @@ async def test_usage_is_told_of_the_days_asked_for(admin: httpx.AsyncClient, wor
     assert await days(since="2026-04-01") == []
     wrong = {"since": "2026-03-02", "until": "2026-03-01"}
     assert fields(await admin.get(USAGE, params=wrong), 422) == ["until"]
+
+
+async def test_the_usage_of_all_tenants_is_told_at_once_as_json_and_csv(
+    admin: httpx.AsyncClient, world: World
+) -> None:
+    await used_on(world, date(2026, 1, 31), requests=2, prompt_tokens=30)
+    await used_on(world, date(2026, 2, 1), requests=1, prompt_tokens=10, cost_nanos=5)
+    await used_on(world, date(2026, 2, 1), "umbra", requests=4)
+    await world.stores.tenants.create_tenant("idle")
+    days = {"since": "2026-01-31", "until": "2026-02-02"}
+    document = (await admin.get("/usage", params=days)).json()
+    assert {name: document[name] for name in days} == days
+    assert document["next"] is None
+    acme, umbra = document["usage"]
+    assert (acme["tenant"], acme["requests"], acme["prompt_tokens"]) == ("acme", 3, 40)
+    assert (acme["cost"], umbra["tenant"], umbra["requests"]) == ("0.000000005", "umbra", 4)
+    answer = await admin.get("/usage", params={**days, "format": "csv"})
+    assert "usage-2026-01-31-2026-02-02.csv" in answer.headers["content-disposition"]
+    assert answer.text.startswith("tenant,requests,prompt_tokens,")
+    assert list(csv.DictReader(io.StringIO(answer.text))) == [
+        {key: str(value) for key, value in line.items()} for line in document["usage"]
+    ]
+    of_month = (await admin.get("/usage", params={"until": "2026-02-02"})).json()
+    assert of_month["since"] == "2026-02-01"
+    assert [line["requests"] for line in of_month["usage"]] == [1, 4]
+    first = (await admin.get("/usage", params={**days, "limit": 1})).json()
+    assert (first["usage"], first["next"]) == ([acme], "acme")
+    others = (await admin.get("/usage", params={**days, "after": "acme"})).json()
+    assert (others["usage"], others["next"]) == ([umbra], None)
+
+
+async def test_the_usage_of_all_is_bounded_and_for_who_sees_all(
+    admin: httpx.AsyncClient, world: World
+) -> None:
+    answer = await admin.get("/usage", params={"since": "2025-01-01", "until": "2026-01-01"})
+    assert fields(answer, 422) == ["since"]
+    answer = await admin.get("/usage", params={"limit": 10_001})
+    assert fields(answer, 422) == ["limit"]
+    made = await admin.post("/tokens", json={"name": "bob", "role": "read", "tenant": "acme"})
+    bearing = {"authorization": f"Bearer {made.json()['admin_token']}"}
+    assert (await admin.get("/usage", headers=bearing)).status_code == 403
 
 
 async def test_a_chat_is_in_the_usage_and_in_the_export_of_a_deleted_tenant(
