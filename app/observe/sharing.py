@@ -1,7 +1,7 @@
-"""What sharing is worth: tokens of prompts that were found, and what computing them would have cost.
+"""What sharing is worth: tokens of prompts that were found, and what computing them would cost.
 
-Counted with the first token of each answer, of all and by tenant and registered prompt: today (UTC),
-and in the last seconds. Who does most has a tally of its own, so what is kept is bounded.
+Counted with the first token of each answer, of all and by tenant and registered prompt: today
+(UTC), and in the last seconds. Who does most has a tally of its own, so what is kept is bounded.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ _RANK_SECONDS: Final = 60.0
 class Saved:
     """By some requests: of their `prompt_tokens` some were found, which spared computing them.
 
-    `seconds` are what that would have taken the engine, by what its steps have taught. `worth_nanos`
-    is their price as prompt tokens that are computed, `discount_nanos` the part of it that tenants
-    did not pay, as found ones have a price of their own.
+    `seconds` are what that would have taken the engine, by what its steps have taught;
+    `worth_nanos` is their price as prompt tokens that are computed, `discount_nanos` the part of it
+    that tenants did not pay, as found ones have a price of their own.
     """
 
     requests: int = 0
@@ -120,15 +120,22 @@ class Board:
         return [*named[:most], *([rest] if rest.today.requests else [])]
 
 
+class Told(NamedTuple):
+    """Since when today is counted, the row of all, and rows by tenant and by registered prompt."""
+
+    since: float
+    total: Row
+    tenants: list[Row]
+    prompts: list[Row]
+
+
 class Sharing:
     """Of one service's requests, by tenant and by registered prompt."""
 
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
         self._clock = clock
-        self.since = clock()
-        """When today's counts began: at midnight, or with the service."""
-        self._ranked_at = self.since
-        self.tenants, self.prompts = Board(), Board()
+        self._since = self._ranked_at = clock()
+        self._tenants, self._prompts = Board(), Board()
 
     def count(
         self,
@@ -138,20 +145,31 @@ class Sharing:
         own: Saved | None = None,
     ) -> None:
         """A tenant's request has saved so much; `own` by the registered prompt that it is under."""
-        second = self.second()
-        self.tenants.count(tenant, saved, second)
+        second = self._second()
+        self._tenants.count(tenant, saved, second)
         if prompt is not None and own is not None:
-            self.prompts.count(prompt, own, second)
+            self._prompts.count(prompt, own, second)
 
-    def second(self) -> int:
+    def told(self, most: int) -> Told:
+        """What is known, of up to so many tenants and prompts each alone."""
+        second = self._second()
+        total = self._tenants.total
+        return Told(
+            self._since,
+            Row(None, total.lately(second), total.today),
+            self._tenants.rows(most, second),
+            self._prompts.rows(most, second),
+        )
+
+    def _second(self) -> int:
         """The one of now. What was of yesterday is forgotten, and places go to who does more."""
         now = self._clock()
         midnight = now - now % _DAY_SECONDS
-        if self.since < midnight:
-            self.since = midnight
-            self.tenants, self.prompts = Board(), Board()
+        if self._since < midnight:
+            self._since = midnight
+            self._tenants, self._prompts = Board(), Board()
         if now - self._ranked_at >= _RANK_SECONDS:
             self._ranked_at = now
-            self.tenants.rank()
-            self.prompts.rank()
+            self._tenants.rank()
+            self._prompts.rank()
         return int(now)
