@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from http import HTTPStatus
 from typing import Any
 
@@ -147,12 +147,20 @@ def invalid_request(errors: Sequence[Mapping[str, Any]]) -> Problem:
         return Problem(HTTPStatus.BAD_REQUEST, first["msg"], code="invalid_json")
     if first["type"] == "missing" and first["loc"] == ("body",):
         return Problem(HTTPStatus.BAD_REQUEST, _NO_JSON, code="invalid_json")
-    return invalid(*map(_complaint, errors))
+    return invalid(*_complaints(errors))
 
 
-def _complaint(error: Mapping[str, Any]) -> Complaint:
-    detail = _OF_JSON.get(error["type"], error["msg"])
-    return Complaint(field=field_path(error["loc"][1:]), detail=detail)
+def _complaints(errors: Sequence[Mapping[str, Any]]) -> Iterator[Complaint]:
+    """One a field: of what may be one thing or another, it is said what either has to be."""
+    details: dict[str, list[str]] = {}
+    for error in errors:
+        # pydantic puts behind a field which of the things it may be this is about.
+        place = [part for part in error["loc"][1:] if not (isinstance(part, str) and "[" in part)]
+        detail = _OF_JSON.get(error["type"], error["msg"])
+        details.setdefault(field_path(place), []).append(detail)
+    for field, (first, *others) in details.items():
+        rest = (f", or {one.removeprefix('Input ')}" for one in others)
+        yield Complaint(field=field, detail=first + "".join(rest))
 
 
 def clash(*complaints: Complaint) -> Problem:

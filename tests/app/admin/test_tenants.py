@@ -56,6 +56,18 @@ async def test_tenants_are_listed_page_by_page(admin: httpx.AsyncClient) -> None
     assert found == ["acme", "t0", "t1", "t2", "t3", "t4", "umbra"]
 
 
+async def test_what_may_be_one_of_two_things_is_refused_in_one_sentence(
+    admin: httpx.AsyncClient,
+) -> None:
+    answer = await admin.patch("/tenants/acme", json={"limits": {"requests_per_minute": "many"}})
+    assert problem(answer, 422)["errors"] == [
+        {
+            "field": "limits.requests_per_minute",
+            "detail": "Input should be a valid integer, or should be 'unlimited'",
+        }
+    ]
+
+
 async def test_what_holds_for_a_tenant_is_its_own_limits_over_the_services_defaults(
     admin: httpx.AsyncClient, world: World
 ) -> None:
