@@ -23,6 +23,7 @@ _MODULES = {
     "stall": "bench.service.stall",
     "soak": "bench.service.soak",
     "wall": "bench.service.wall",
+    "console": "bench.console.console",
     "trace": "bench.engine.trace",
     "recovery": "bench.engine.recovery",
     "reuse": "bench.engine.reuse",

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Mapping, Sequence
 from http import HTTPStatus
 from typing import Any
 
@@ -52,6 +53,8 @@ _STORE_ERRORS: Mapping[type[StoreError], tuple[HTTPStatus, str]] = {
 }
 _OF_JSON = dict.fromkeys(("dict_type", "model_type"), "Input should be an object")
 """What pydantic says in Python's words, as it takes the body to come from there."""
+_KIND = re.compile(r"(?:function-\w+|literal)\[.*\]|constrained-\w+")
+_SHOULD_BE = "Input should be "
 _NO_JSON = "Invalid JSON: EOF while parsing a value at line 1 column 0"
 _ROUTING_CODES: Mapping[HTTPStatus, str] = {
     HTTPStatus.NOT_FOUND: "not_found",
@@ -150,17 +153,26 @@ def invalid_request(errors: Sequence[Mapping[str, Any]]) -> Problem:
     return invalid(*_complaints(errors))
 
 
-def _complaints(errors: Sequence[Mapping[str, Any]]) -> Iterator[Complaint]:
-    """One a field: of what may be one thing or another, it is said what either has to be."""
+def _complaints(errors: Sequence[Mapping[str, Any]]) -> list[Complaint]:
+    """One a field: what may be one of several kinds is told of once, with all that it may be."""
     details: dict[str, list[str]] = {}
     for error in errors:
-        # pydantic puts behind a field which of the things it may be this is about.
-        place = [part for part in error["loc"][1:] if not (isinstance(part, str) and "[" in part)]
+        is_named = error["type"] == "extra_forbidden"  # a client's name may look like a kind's
+        location = [part for part in error["loc"][1:] if is_named or not _is_kind(part)]
         detail = _OF_JSON.get(error["type"], error["msg"])
-        details.setdefault(field_path(place), []).append(detail)
-    for field, (first, *others) in details.items():
-        rest = (f", or {one.removeprefix('Input ')}" for one in others)
-        yield Complaint(field=field, detail=first + "".join(rest))
+        details.setdefault(field_path(location), []).append(detail)
+    return [
+        Complaint(
+            field=field,
+            detail=", or ".join([first, *(one.removeprefix(_SHOULD_BE) for one in rest)]),
+        )
+        for field, (first, *rest) in details.items()
+    ]
+
+
+def _is_kind(part: int | str) -> bool:
+    """Whether it is no field, but one of the kinds that its value may be of, as pydantic has it."""
+    return isinstance(part, str) and _KIND.fullmatch(part) is not None
 
 
 def clash(*complaints: Complaint) -> Problem:

@@ -23,7 +23,7 @@ from app.background.supervisor import Loop, Supervisor
 from app.background.warming import Warmer
 from app.background.webhooks import Webhook, WebhookSender
 from app.chat.stored import StoredCompletions
-from app.console.chat import operators_chat
+from app.console.chat import operators_chat, tenants_chat
 from app.console.pages import console_routes
 from app.context import Service
 from app.formats.reasoning.formats import ReasoningSetting
@@ -99,7 +99,7 @@ def create_app(
         async with _background(service, webhook):
             yield
 
-    routes = [*tenant_routes(), *console_routes()]
+    routes = [*tenant_routes(), *tenants_chat(), *console_routes()]
     return _application(service, routes, lifespan, cors(bounds.page_origins))
 
 
@@ -273,7 +273,7 @@ def create_admin_app(service: Service, door: Door, scraping: Scraping | None = N
         Route("/version", answering(version, "ops"), methods=["GET"]),
         metrics_route(door, scraping or Scraping()),
         *admin_routes(service, door),
-        operators_chat(door),
+        *operators_chat(door),
         *console_routes(None if door.people is None else door.people.page_origin),
     ]
     return _application(service, routes)

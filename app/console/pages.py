@@ -42,7 +42,7 @@ def _headers(provider: str | None) -> dict[str, str]:
         "content-security-policy": (
             f"default-src 'none'; script-src 'self'; style-src 'self'; connect-src {asked}; "
             "img-src 'self' data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
-            "require-trusted-types-for 'script'; trusted-types partywall dompurify"
+            "require-trusted-types-for 'script'; trusted-types partywall"
         ),
         "cross-origin-opener-policy": "same-origin",
         "permissions-policy": ", ".join(f"{name}=()" for name in _UNUSED),

@@ -76,6 +76,11 @@ class Sight:
         turn.
         """
 
+    @property
+    def sees(self) -> bool:
+        """Whether the model does."""
+        return self.eyes is not None
+
     def check(self, tenant: Tenant, pictures: Sequence[Picture], num_before: int = 0) -> None:
         """Raise `ApiError` naming one that will not be looked at, before anything is done; there
         are `num_before` in the prompt already.
@@ -92,7 +97,7 @@ class Sight:
 
     def check_sees(self, param: str) -> None:
         """Raise `ApiError` naming a field that has a picture, where the model sees none."""
-        if self.eyes is None:
+        if not self.sees:
             message = "image input: this model does not see pictures."
             raise invalid_request(message, param, "unsupported_value")
 

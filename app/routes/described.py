@@ -90,6 +90,7 @@ class Model(TypedDict):
     created: int
     owned_by: str
     context_window: int
+    input_modalities: list[Literal["text", "image"]]
 
 
 class Models(TypedDict):

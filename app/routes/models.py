@@ -56,4 +56,10 @@ def _describe(service: Service, adapter: AdapterRecord | None = None) -> dict[st
         created = int(adapter.created_at)
         own = {"id": f"{model}:{adapter.name}", "created": created, "owned_by": adapter.owner}
     parent = {} if adapter is None else {"parent": model}
-    return {**own, "object": "model", "context_window": info.max_context_tokens, **parent}
+    return {
+        **own,
+        "object": "model",
+        "context_window": info.max_context_tokens,
+        "input_modalities": ["text", *(["image"] if service.generations.sight.sees else [])],
+        **parent,
+    }

@@ -7,6 +7,8 @@ newest counts, unless it is more than a minute, as random ones are. Whenever its
 ended, what it has emitted is appended as JSON to `emitted.jsonl` in the folder that the environment
 variable `NULL_ENGINE_NOTES` names: see `Emitted`.
 
+Where `answer.txt` lies there, a request ends with its text, if not before.
+
 Where `late.txt` lies there, a task on the service's event loop asks to be woken every millisecond.
 Whenever it is late, when that was (seconds of the system's monotonic clock, which all processes of
 a machine share) and how late (seconds) are appended.
@@ -48,7 +50,7 @@ from engine.serve.messages import (
 
 _PROGRAM = "bench.service.null_engine"
 _NOTES = "NULL_ENGINE_NOTES"
-EMITTED, LATE = "emitted.jsonl", "late.txt"
+EMITTED, LATE, ANSWER = "emitted.jsonl", "late.txt", "answer.txt"
 _CONTEXT_TOKENS = 1_000_000
 _TEXT = "The wall between the two gardens is old and dry; roses climb over it from both sides. " * 4
 _LONGEST_STEP_US = 60_000_000
@@ -60,15 +62,19 @@ _NOTED_SECONDS = 0.002
 
 @contextmanager
 def null_service(
-    options: Sequence[str], *, watches: bool = False
+    options: Sequence[str], *, watches: bool = False, answer: str = ""
 ) -> Iterator[tuple[Service, Path]]:
     """Such a service, and the folder of its notes; its event loop is watched if that is asked for.
+
+    With an `answer`, every request has that one.
 
     Raises `BenchError` as `running_service` does.
     """
     with tempfile.TemporaryDirectory(prefix="partywall-bench-") as folder:
         if watches:
             Path(folder, LATE).touch()
+        if answer:
+            Path(folder, ANSWER).write_text(answer)
         with variable(_NOTES, folder), running_service(options, _PROGRAM) as service:
             yield service, Path(folder)
 
@@ -86,9 +92,12 @@ class Emitted(msgspec.Struct):
 class NullEngine:
     """The state of the loop: who runs, and what has been emitted since all was idle."""
 
-    def __init__(self, info: EngineInfo, token_ids: Sequence[int], log: Path) -> None:
+    def __init__(
+        self, info: EngineInfo, token_ids: Sequence[int], log: Path, most: int = _CONTEXT_TOKENS
+    ) -> None:
         self._info = info
         self._tokens: Iterator[int] = cycle(token_ids)
+        self._most = most
         self._log = log
         self._left: dict[str, int] = {}
         self._emitted = Emitted([], {})
@@ -131,7 +140,7 @@ class NullEngine:
             self._period = request.sampling.seed / 1e6
         if not self._emitted.steps:
             self._due = time.monotonic() + _GATHERING_SECONDS
-        self._left[request.request_id] = request.sampling.max_tokens
+        self._left[request.request_id] = min(request.sampling.max_tokens, self._most)
         self._emitted.first[request.request_id] = len(self._emitted.steps)
 
     def _step(self, socket: zmq.SyncSocket) -> None:
@@ -187,12 +196,15 @@ def _child(address: str, parent_pid: str, config_json: str) -> None:
     die_with(int(parent_pid))
     config = msgspec.json.decode(config_json, type=EngineConfig)
     tokenizer = load_tokenizer(Path(config.model_path))
-    token_ids = tokenizer(_TEXT, add_special_tokens=False)["input_ids"]
+    own = Path(os.environ[_NOTES], ANSWER)
+    text = own.read_text() if own.exists() else _TEXT
+    token_ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+    most = len(token_ids) if own.exists() else _CONTEXT_TOKENS
     socket = zmq.Context().socket(zmq.PAIR)
     socket.set_hwm(0)
     socket.connect(address)
     log = Path(os.environ[_NOTES], EMITTED)
-    NullEngine(_info(config, len(tokenizer)), token_ids, log).serve(socket)
+    NullEngine(_info(config, len(tokenizer)), token_ids, log, most).serve(socket)
     socket.close(linger=0)
 
 

@@ -13,12 +13,12 @@ import asyncio
 import base64
 import mimetypes
 import random
-import shutil
 import time
 from collections import deque
 from importlib.resources import files
 from typing import Any, Final
 
+from bench.common.browser import FLAGS, browser_path
 from bench.common.engines import AnyToken, finish, request, scripted_core
 from bench.common.figures import percentile
 from bench.registry import BenchError, Result
@@ -50,8 +50,8 @@ _PROMPT_TOKENS: Final = 1000
 _QUESTIONS: Final = 200
 _PAGE: Final = "http://wall.invalid/"
 _DRAW: Final = """async ([frames, first]) => {
-  const {Cells} = await import("./frames.js");
-  const {Picture} = await import("./picture.js");
+  const {Cells} = await import("./wall/frames.js");
+  const {Picture} = await import("./wall/picture.js");
   const bytes = (text) => Uint8Array.from(atob(text), (one) => one.charCodeAt(0));
   const canvas = document.body.appendChild(document.createElement("canvas"));
   const cells = new Cells(), picture = new Picture(canvas, cells);
@@ -76,7 +76,7 @@ _DRAW: Final = """async ([frames, first]) => {
 }"""
 
 
-class _Load:
+class PoolLoad:
     """Sequences that grow side by side, hold their blocks for a while, and leave them cached."""
 
     def __init__(self, pool: BlockPool, seed: int) -> None:
@@ -135,11 +135,11 @@ def run(options: argparse.Namespace) -> Result:
 
 def _engine(options: argparse.Namespace) -> tuple[float, float, float]:
     """Percent of a core, KiB a second, and KiB of the first picture."""
-    watched, alone = _core(options.blocks), _core(options.blocks)
-    loads = [_Load(one.scheduler.pool, seed=1) for one in (watched, alone)]
+    watched, alone = pool_core(options.blocks), pool_core(options.blocks)
+    loads = [PoolLoad(one.scheduler.pool, seed=1) for one in (watched, alone)]
     for load in loads:
         load.grow(options.blocks)
-    first_bytes = sum(map(len, _whole(watched)))
+    first_bytes = sum(map(len, whole(watched)))
     sent, seconds = 0, [0.0, 0.0]
     for tick in range(options.seconds * _TICKS_A_SECOND):
         for index in (0, 1) if tick % 2 else (1, 0):
@@ -154,7 +154,7 @@ def _engine(options: argparse.Namespace) -> tuple[float, float, float]:
 
 async def _round_trips(num_blocks: int) -> float:
     """Percent of a core for the frames of a second to an engine in which nothing happens."""
-    engine = LocalEngine(lambda: _core(num_blocks))
+    engine = LocalEngine(lambda: pool_core(num_blocks))
     await engine.start()
     try:
         while (await engine.wall("bench"))[0] & PARTIAL:
@@ -169,7 +169,7 @@ async def _round_trips(num_blocks: int) -> float:
 
 def _requests(num_blocks: int) -> float:
     """Percent of a core for one question a second, about a block that is found last."""
-    draw, core = random.Random(3), _core(num_blocks)
+    draw, core = random.Random(3), pool_core(num_blocks)
     most = num_blocks * 16 // (2 * _PROMPT_TOKENS)
     for number in range(min(_CONVERSATIONS, most)):
         core.submit(_turn(f"turn {number}", draw, 1))
@@ -191,17 +191,15 @@ def _turn(name: str, draw: random.Random, max_tokens: int) -> EngineRequest:
 
 def _browser(num_cells: int) -> dict[str, float] | str:
     """What drawing takes, or why nobody knows."""
-    chromium = shutil.which("chromium") or shutil.which("chromium-browser")
-    if chromium is None:
-        return "not measured: chromium is not installed"
     try:
+        chromium = browser_path()
         from playwright.async_api import async_playwright
-    except ModuleNotFoundError:
-        return "not measured: playwright is not installed"
-    core = _core(num_cells)
-    load = _Load(core.scheduler.pool, seed=2)
+    except (BenchError, ModuleNotFoundError) as error:
+        return f"not measured: {error}"
+    core = pool_core(num_cells)
+    load = PoolLoad(core.scheduler.pool, seed=2)
     load.grow(num_cells)
-    first, frames = _whole(core), []
+    first, frames = whole(core), []
     for _ in range(_PICTURES):
         load.grow(1000)
         frames.append(core.wall.frame("bench"))
@@ -209,8 +207,7 @@ def _browser(num_cells: int) -> dict[str, float] | str:
 
     async def draw() -> tuple[list[float], list[float]]:
         async with async_playwright() as playwright:
-            flags = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
-            browser = await playwright.chromium.launch(executable_path=chromium, args=flags)
+            browser = await playwright.chromium.launch(executable_path=chromium, args=FLAGS)
             page = await browser.new_page(viewport={"width": 1440, "height": 900})
             await page.route("**/*", _serve)
             await page.goto(_PAGE)
@@ -233,11 +230,12 @@ async def _serve(route: Any) -> None:
     await route.fulfill(body=content, content_type=mimetypes.guess_type(name)[0])
 
 
-def _core(num_blocks: int) -> EngineCore:
+def pool_core(num_blocks: int) -> EngineCore:
+    """An engine's loop without a model, over so many blocks."""
     return scripted_core(AnyToken(), 16 * num_blocks, 16)
 
 
-def _whole(core: EngineCore) -> list[bytes]:
+def whole(core: EngineCore) -> list[bytes]:
     """The frames of the first picture."""
     frames = [core.wall.frame("bench")]
     while frames[-1][0] & PARTIAL:

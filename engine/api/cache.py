@@ -114,6 +114,8 @@ class RequestState(msgspec.Struct, frozen=True, kw_only=True):
 
     request_id: str
     tenant: str
+    age_seconds: float
+    """Since it came."""
     state: Literal["running", "waiting", "preempted", "finished"]
     prompt_tokens: int
     output_tokens: int

@@ -76,6 +76,8 @@ class Lifecycle:
         """Let a group wait in its place among the others of its tenant."""
         self.live[group.request_id] = group
         group.waiting_since = self.tiers.clock()
+        if group.came_at is None:
+            group.came_at = group.waiting_since
         if not self.account(group).waiting:
             self.fairness.begins_to_wait(self.account(group), self.accounts.waiting.values())
         self.accounts.enqueue(group)

@@ -34,6 +34,7 @@ class _Ended(NamedTuple):
 
     state: RequestState
     hashes: list[bytes]
+    noted_at: float
 
 
 class RollKeeper:
@@ -64,7 +65,7 @@ class RollKeeper:
         groups = self._chosen()
         most = min(_CELLS_OF_ONE, _CELLS // max(1, len(groups) + len(self._ended)))
         live = [self._told(group, most) for group in groups]
-        ended = [self._with_found(*one, most) for one in reversed(self._ended)]
+        ended = [self._with_found(self._aged(one), one.hashes, most) for one in reversed(self._ended)]
         return Roll(requests=live + ended, places=[] if cell is None else self._places(cell))
 
     def _places(self, cell: int) -> list[ChainPlace]:
@@ -81,7 +82,11 @@ class RollKeeper:
         if self._asked is not None:
             hashes = group.sequences[0].table.sealed_hashes()
             described = self._described(group, "finished", len(hashes))
-            self._ended.append(_Ended(described, hashes[:_CELLS_OF_ONE]))
+            self._ended.append(_Ended(described, hashes[:_CELLS_OF_ONE], self._clock()))
+
+    def _aged(self, ended: _Ended) -> RequestState:
+        age = ended.state.age_seconds + self._clock() - ended.noted_at
+        return structs.replace(ended.state, age_seconds=age)
 
     def _lapse(self) -> None:
         """Forget those that have ended, where nobody has asked for long."""
@@ -153,6 +158,7 @@ class RollKeeper:
         return RequestState(
             request_id=group.request_id,
             tenant=group.tenant,
+            age_seconds=self._age(group),
             state=state,
             prompt_tokens=len(group.request.prompt),
             output_tokens=max(one.num_output_tokens for one in group.sequences),
@@ -162,6 +168,9 @@ class RollKeeper:
             num_shared=0,
             lines=[],
         )
+
+    def _age(self, group: SequenceGroup) -> float:
+        return 0.0 if group.came_at is None else self._clock() - group.came_at
 
     def _break(self, group: SequenceGroup) -> ChainBreak | None:
         """Where its prompt was found no further, once that is known."""

@@ -73,6 +73,8 @@ class SequenceGroup:
     """What it left in the host tier when it was preempted, if it was swapped."""
     waiting_since: float = 0.0
     """When it began to wait, the last time, by the clock of the block pool."""
+    came_at: float | None = None
+    """When it began to wait, the first time."""
     was_preempted: bool = False
     admitted_at: float = 0.0
     """When it was admitted first, by that clock."""

@@ -17,7 +17,7 @@ def test_without_a_browser_the_rest_is_told(
     out = tmp_path / "figures.json"
     arguments = ["wall", "--blocks", "6000", "--seconds", "2", "--json", str(out)]
     monkeypatch.setattr("sys.argv", ["bench", *arguments])
-    monkeypatch.setattr("bench.service.wall.shutil.which", lambda _: None)
+    monkeypatch.setattr("bench.common.browser.shutil.which", lambda _: None)
     assert cli.main() == 0
     found: dict[str, float] = json.loads(out.read_text())["figures"]
     pictures = {"frame_ms_p95", "interval_ms_p95"}

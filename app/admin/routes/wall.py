@@ -115,6 +115,7 @@ class WallRequest(Document):
 
     id: str
     tenant: str
+    asked_at: float = Field(description="Unix time.")
     state: Literal["running", "waiting", "preempted", "finished"]
     prompt_tokens: int
     output_tokens: int
@@ -184,6 +185,7 @@ def _request(state: RequestState, now: float) -> WallRequest:
     return WallRequest.of(
         state,
         id=state.request_id,
+        asked_at=round(now - state.age_seconds, 3),
         cached_tokens=state.found_tokens,
         broke=None if state.broke is None else _break(state.broke, now),
         blocks=state.num_blocks,

@@ -2,7 +2,6 @@
 
 const TOKEN = "partywall.token";
 const CHAT_KEY = "partywall.chat-key";
-const CHAT_TENANT = "partywall.chat-tenant";
 const PAGE = 1000; // tenants, or prompts of one
 const API_KEY = /^pw_[0-9a-f]{16}\./;
 const WHOLE_KEY = /^pw_[0-9a-f]{16}\.[\w-]+$/;
@@ -40,11 +39,6 @@ export const api = {
   get chatKey() { return this.isOperator ? sessionStorage.getItem(CHAT_KEY) : this.token; },
   set chatKey(value) { keep(CHAT_KEY, value); },
 
-  // Whose an operator's key is, as far as it was made here.
-  /** @returns {string | null} */
-  get chatTenant() { return sessionStorage.getItem(CHAT_TENANT); },
-  set chatTenant(value) { keep(CHAT_TENANT, value); },
-
   // Where a chat's socket is, and what it offers.
   get socket() {
     const address = new URL(this.isOperator ? "responses" : "../v1/responses", location.href);
@@ -81,36 +75,41 @@ export const api = {
     return ids;
   },
 
-  // The names of the registered prompts that a chat may begin with; none where it is not known whose.
-  /** @returns {Promise<string[]>} */
-  async prompts() {
-    if (!this.isOperator) return (await this.asTenant("/prompts?limit=100")).data.map(idOf);
-    return this.namesOfChat("prompts");
-  },
+  // The tenant whose key chats are asked with. Throws Refused where the key does not hold.
+  /** @returns {Promise<string>} */
+  async whose() { return (await (await this.asChat("me")).json()).tenant; },
 
-  // What a chat may call the model: with an adapter of its tenant, too.
-  /** @returns {Promise<string[]>} */
-  async models() {
-    if (!this.isOperator) return (await this.asTenant("/models")).data.map(idOf);
-    return (await this.namesOfChat("adapters")).map((name) => `:${name}`);
-  },
+  // The registered prompts that a chat may begin with.
+  /** @returns {Promise<{ id: string, variables: string[] }[]>} */
+  async prompts() { return (await this.asTenant("/prompts?limit=100")).data; },
 
-  // Of what the chat's tenant and its share group own.
-  /** @param {"prompts" | "adapters"} what @returns {Promise<string[]>} */
-  async namesOfChat(what) {
-    const tenant = this.chatTenant;
-    if (tenant === null) return [];
-    const { share_group: group } = await this.read(`/tenants/${tenant}`);
-    const owners = [`/tenants/${tenant}`, ...(group && this.seesAll ? [`/groups/${group}`] : [])];
-    const lists = await Promise.all(
-      owners.map((owner) => this.read(`${owner}/${what}?limit=${PAGE}`)),
-    );
-    return [...new Set(lists.flatMap((list) => list[what].map(nameOf)))];
-  },
+  // What a chat may call the model: the one served first, then with adapters of its tenant.
+  /** @returns {Promise<{ id: string, input_modalities: string[] }[]>} */
+  async models() { return (await this.asTenant("/models")).data; },
+
+  // A stored response. Throws Refused.
+  /** @param {string} id */
+  response(id) { return this.asTenant(`/responses/${id}`); },
+
+  // Have a stored response forgotten. Throws Refused.
+  /** @param {string} id */
+  async forget(id) { await this.asChat(`${this.ofTenant}/responses/${id}`, { method: "DELETE" }); },
 
   // What tenants are told by a GET below /v1, as JSON.
   /** @param {string} path */
-  async asTenant(path) { return (await this.fetched(`../v1${path}`)).json(); },
+  async asTenant(path) { return (await this.asChat(`${this.ofTenant}${path}`)).json(); },
+
+  // Where tenants' paths lie: operators find those that a chat needs beside the console.
+  get ofTenant() { return this.isOperator ? "." : "../v1"; },
+
+  // Ask with the chat's key; operators show their own token beside it.
+  /** @param {string} address @param {RequestInit} [options] */
+  asChat(address, options) {
+    /** @type {Record<string, string>} */
+    const headers = { authorization: `Bearer ${this.chatKey}` };
+    if (this.isOperator) headers["x-partywall-operator"] = this.token ?? "";
+    return this.fetched(address, { ...options, headers });
+  },
 
   // What is told of everybody, in Prometheus' text format. Throws Refused.
   /** @param {AbortSignal} [signal] */
@@ -153,9 +152,6 @@ export const api = {
 
 /** @param {{ id: string }} one */
 const idOf = ({ id }) => id;
-
-/** @param {{ name: string }} one */
-const nameOf = ({ name }) => name;
 
 /** @param {string} name @param {string | null} value */
 function keep(name, value) {

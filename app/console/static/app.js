@@ -15,7 +15,7 @@ import * as signIn from "./sign_in.js";
 // of which the path is the parts behind the view. A view that stays is only hidden.
 /** @type {View[]} */
 const VIEWS = [
-  { name: "wall", title: "The wall", load: () => import("./wall.js"), isFor: () => api.seesAll },
+  { name: "wall", title: "The wall", load: () => import("./wall/view.js"), isFor: () => api.seesAll },
   { name: "tenants", title: "Tenants", load: () => import("./tenants/view.js"), isFor: () => api.isOperator },
   { name: "load", title: "Load", load: () => import("./load/view.js"), isFor: () => api.seesAll },
   { name: "chat", title: "Chat", load: () => import("./chat/view.js"), isFor: () => true, stays: true },
@@ -104,7 +104,7 @@ function enter() {
 
 function exit(reason = "") {
   for (const view of VIEWS) close(view, true);
-  api.token = api.chatKey = api.chatTenant = api.operator = null;
+  api.token = api.chatKey = api.operator = null;
   signIn.forget();
   refusal.textContent = reason;
   door.hidden = false;
@@ -150,5 +150,6 @@ door.addEventListener("submit", (/** @type {SubmitEvent} */ event) => {
   check([token]);
 });
 leave.addEventListener("click", () => exit());
+part(document, "#main").addEventListener("refused", (/** @type {CustomEvent} */ { detail }) => exit(detail));
 window.addEventListener("hashchange", () => { if (door.hidden) show(); });
 begin().catch(({ message }) => exit(message));

@@ -2,15 +2,22 @@
 
 /** @typedef {Record<string, any> & { choices?: string[], tag?: string }} FieldOptions */
 
-// The only markup that is taken as it is: what a module itself has written.
-/** @type {{ createHTML(markup: string): string } | undefined} */
+// The only markup and scripts that are taken as they are: what a module itself has written or named.
+/** @type {{ createHTML(markup: string): string, createScriptURL(address: string): string } | undefined} */
 const own = /** @type {any} */ (globalThis).trustedTypes?.createPolicy("partywall", {
   createHTML: (/** @type {string} */ markup) => markup,
+  createScriptURL: (/** @type {string} */ address) => address,
 });
 
 /** @param {Element} element @param {string} markup */
 export function fill(element, markup) {
   element.innerHTML = own?.createHTML(markup) ?? markup;
+}
+
+// A module that runs beside the page; `address` is one of the page's own.
+/** @param {URL} address @returns {Worker} */
+export function beside(address) {
+  return new Worker(own?.createScriptURL(address.href) ?? address, { type: "module" });
 }
 
 // What such markup has for sure, of whichever kind it is there.

@@ -56,18 +56,6 @@ async def test_tenants_are_listed_page_by_page(admin: httpx.AsyncClient) -> None
     assert found == ["acme", "t0", "t1", "t2", "t3", "t4", "umbra"]
 
 
-async def test_what_may_be_one_of_two_things_is_refused_in_one_sentence(
-    admin: httpx.AsyncClient,
-) -> None:
-    answer = await admin.patch("/tenants/acme", json={"limits": {"requests_per_minute": "many"}})
-    assert problem(answer, 422)["errors"] == [
-        {
-            "field": "limits.requests_per_minute",
-            "detail": "Input should be a valid integer, or should be 'unlimited'",
-        }
-    ]
-
-
 async def test_what_holds_for_a_tenant_is_its_own_limits_over_the_services_defaults(
     admin: httpx.AsyncClient, world: World
 ) -> None:
@@ -269,3 +257,20 @@ async def test_a_secret_is_replaced_until_there_are_too_many_former_ones(
     assert tenant.namespace_secret != world.tenants["acme"].namespace_secret
     actions = [one["action"] for one in (await admin.get("/audit")).json()["entries"]]
     assert actions[:8] == ["group.rotate_secret"] * 4 + ["tenant.rotate_secret"] * 4
+
+
+async def test_what_may_be_of_two_kinds_is_complained_of_once_and_in_plain_words(
+    admin: httpx.AsyncClient,
+) -> None:
+    wrong = {"limits": {"requests_per_minute": "many", "tokens_per_day": 1.5}}
+    problem = (await admin.patch("/tenants/acme", json=wrong)).json()
+    assert problem["errors"] == [
+        {
+            "field": "limits.requests_per_minute",
+            "detail": "Input should be a valid integer, or 'unlimited'",
+        },
+        {"field": "limits.tokens_per_day", "detail": "Input should be a valid integer"},
+    ]
+    named = {"limits": {"literal['unlimited']": 1}}
+    problem = (await admin.patch("/tenants/acme", json=named)).json()
+    assert [one["field"] for one in problem["errors"]] == ["limits.literal['unlimited']"]

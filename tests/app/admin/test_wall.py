@@ -152,6 +152,8 @@ async def test_requests_are_told_with_the_blocks_that_they_lean_on(
     assert again["lines"] == lost["lines"]
     assert len(again["lines"][0]) == again["blocks"]
     assert "anvils" not in str(again)
+    came = [one["asked_at"] for one in (first, lost, again)]
+    assert time.time() - 60 < came[0] < came[1] < came[2] <= time.time()
     told = (await admin.get("/wall/requests", params={"cell": again["lines"][0][2]})).json()
     place, _ = told["places"]
     assert (place["tenant"], place["number"], place["blocks"]) == ("acme", 3, again["blocks"])

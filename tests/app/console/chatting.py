@@ -13,7 +13,37 @@ from tests.app.console.signing_in import sign_in
 
 async def enter(page: Page, world: World, tenant: str = "acme") -> None:
     await sign_in(page, world.base_url, world.keys[tenant])
-    await expect(page.get_by_role("status")).to_contain_text("Connected")
+    await connected(page)
+
+
+async def connected(page: Page) -> None:
+    await expect(page.locator(".state")).to_contain_text("Connected")
+
+
+async def cut(page: Page) -> None:
+    """As developers may."""
+    drawer = page.get_by_text("Line and raw events")
+    await drawer.click()
+    await page.get_by_role("button", name="Cut the line").click()
+    await expect(page.locator(".state")).to_contain_text("Reconnecting")
+    await drawer.click()
+
+
+async def set_up(page: Page, **fields: str) -> None:
+    """Fill in settings of the conversation, by their names."""
+    settings = page.locator(".settings > summary")
+    await settings.click()
+    if {"tools", "schema"} & set(fields):
+        await page.get_by_text("Tools and formats").click()
+    for name, value in fields.items():
+        field = page.locator(f".settings [name={name}]")
+        if await field.evaluate("one => one.tagName") == "SELECT":
+            await field.select_option(value)
+        else:
+            await field.fill(value)
+    if {"tools", "schema"} & set(fields):
+        await page.get_by_text("Tools and formats").click()
+    await settings.click()
 
 
 async def say(page: Page, text: str) -> None:

@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerBase
 
 from tests.app.adapter_files import LINEARS, config_of, weights_of
 from tests.app.conftest import MODEL, World, eventually
-from tests.app.console.chatting import answered, enter, say, tape
+from tests.app.console.chatting import answered, enter, say, set_up, tape
 from tests.app.console.looks import check_looks, check_page
 from tests.app.console.signing_in import sign_in
 from tests.app.scripted_engine import ScriptedEngine
@@ -28,11 +28,9 @@ async def test_a_chat_goes_on_with_an_adapter_that_is_chosen(page: Page, world: 
     world.engine.linears = {"model.q_proj": (8, 8)}
     await put(world.stores.adapters, "acme", "rhyme")
     await enter(page, world)
-    await expect(page.locator("#models option")).to_have_count(2)
     await say(page, "Hello")
     await answered(page)
-    await page.locator("summary").filter(has_text="Settings").click()
-    await page.get_by_label("Model, or with an adapter").fill(f"{MODEL}:rhyme")
+    await set_up(page, model=f"{MODEL}:rhyme")
     await say(page, "And now in rhyme?")
     await answered(page, 2)
     assert [one.adapter is not None for one in world.engine.requests] == [False, True]
@@ -44,7 +42,7 @@ async def compare(page: Page, world: World) -> None:
     await put(world.stores.adapters, "acme", "rhyme")
     await enter(page, world)
     await page.get_by_role("button", name="New comparison").click()
-    await page.get_by_label("and beside it").fill(f"{MODEL}:rhyme")
+    await page.get_by_label("and beside it").select_option(f"{MODEL}:rhyme")
 
 
 def side(page: Page, name: str) -> Locator:
@@ -100,7 +98,7 @@ async def test_stop_stops_both_sides_and_a_comparison_is_come_back_to(
     await page.get_by_role("button", name="New conversation").first.click()
     await expect(page.get_by_label("and beside it")).to_be_hidden()
     await expect(page.locator("section.column")).to_have_count(1)
-    await page.get_by_role("button", name="Say it slowly").click()
+    await page.get_by_role("link", name="Say it slowly").click()
     await page.get_by_role("button", name="Stop").click()
     await expect(page.locator(".figures", has_text="stopped")).to_have_count(2)
     await expect(page.get_by_role("button", name="Stop")).to_be_hidden()
@@ -113,7 +111,7 @@ async def test_stop_stops_both_sides_and_a_comparison_is_come_back_to(
 
 async def test_what_is_compared_has_to_be_named(page: Page, world: World) -> None:
     await compare(page, world)
-    await page.get_by_label("and beside it").fill("")
+    await page.get_by_label("and beside it").select_option("")
     await expect(side(page, "Not chosen yet")).to_be_visible()
     await say(page, "Hello")
     await expect(page.get_by_role("alert").last).to_contain_text("Name two models")

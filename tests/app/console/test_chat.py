@@ -15,7 +15,17 @@ from websockets.asyncio.client import connect
 from websockets.exceptions import InvalidStatus
 
 from tests.app.conftest import ADMIN_TOKEN, World, eventually
-from tests.app.console.chatting import answered, enter, hear_half, line, say, tape
+from tests.app.console.chatting import (
+    answered,
+    connected,
+    cut,
+    enter,
+    hear_half,
+    line,
+    say,
+    set_up,
+    tape,
+)
 from tests.app.console.keeping import is_updating
 from tests.app.console.looks import check_looks
 from tests.app.console.signing_in import sign_in
@@ -64,9 +74,8 @@ async def test_an_answer_streams_and_is_shown_without_what_could_run(
 
 async def test_a_cut_line_is_mended_and_no_event_is_lost(page: Page, world: World) -> None:
     await hear_half(page, world)
-    await page.get_by_role("button", name="Cut the line").click()
-    await expect(page.get_by_role("status")).to_contain_text("broken")
-    await expect(page.get_by_role("status")).to_contain_text("Connected")
+    await cut(page)
+    await connected(page)
     world.engine.release()
     await answered(page)
     await expect(page.locator(".message")).to_have_text("You said: Say it slowly")
@@ -153,8 +162,7 @@ async def test_an_answer_that_is_nested_too_deep_is_shown_as_it_is(
 @pytest.mark.exhaustive
 async def test_who_stops_while_the_line_is_broken_has_stopped(page: Page, world: World) -> None:
     await hear_half(page, world)
-    await page.get_by_role("button", name="Cut the line").click()
-    await expect(page.get_by_role("status")).to_contain_text("broken")
+    await cut(page)
     await page.get_by_role("button", name="Stop").click()
     await expect(page.locator(".figures")).to_contain_text("stopped")
     assert not world.engine.active
@@ -190,7 +198,7 @@ async def test_conversations_run_beside_each_other_on_one_socket(page: Page, wor
     await eventually(lambda: len(world.engine.active) == 2)
     world.engine.release()
     await expect(page.locator(".message")).to_have_text(["You said: second"])
-    await page.get_by_role("button", name="first").click()
+    await page.get_by_role("link", name="first").click()
     await expect(page.locator(".message")).to_have_text(["You said: first"])
     assert {one["stream_id"] for _, one in await tape(page)} == {"chat-1", "chat-2"}
 
@@ -198,11 +206,10 @@ async def test_conversations_run_beside_each_other_on_one_socket(page: Page, wor
 @pytest.mark.exhaustive
 async def test_calls_are_shown_and_answered(page: Page, world: World) -> None:
     await enter(page, world)
-    await page.get_by_text("Settings of this conversation").click()
-    await page.get_by_label("Tools, as JSON").fill("[no JSON")
+    await set_up(page, tools="[no JSON")
     await say(page, "Look!")
     await expect(page.get_by_role("alert").last).to_contain_text("Tools:")
-    await page.get_by_label("Tools, as JSON").fill(json.dumps(FUNCTION))
+    await set_up(page, tools=json.dumps(FUNCTION))
     world.engine.answer = '<tool_call>\n{"name": "look", "arguments": {"at": 1}}\n</tool_call>'
     await say(page, "Look!")
     await expect(page.locator(".call")).to_contain_text("Calls look")
@@ -217,10 +224,9 @@ async def test_calls_are_shown_and_answered(page: Page, world: World) -> None:
 @pytest.mark.exhaustive
 async def test_the_text_of_a_custom_tool_is_shown_as_it_is(page: Page, world: World) -> None:
     await enter(page, world)
-    await page.get_by_text("Settings of this conversation").click()
     grammar = {"type": "grammar", "syntax": "regex", "definition": r"(.|\n)+"}
     tool = {"type": "custom", "name": "run", "format": grammar}
-    await page.get_by_label("Tools, as JSON").fill(json.dumps(tool))
+    await set_up(page, tools=json.dumps(tool))
     world.engine.answer = '<tool_call>\n{"name": "run"}\n{"a":1}\n<b>2</b>'
     await say(page, "Run!")
     await expect(page.locator(".call")).to_contain_text("Calls run")
@@ -235,9 +241,8 @@ async def test_the_text_of_a_custom_tool_is_shown_as_it_is(page: Page, world: Wo
 @pytest.mark.exhaustive
 async def test_answers_by_a_schema_are_laid_out(page: Page, world: World) -> None:
     await enter(page, world)
-    await page.get_by_text("Settings of this conversation").click()
     schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
-    await page.get_by_label("Schema of the answer").fill(json.dumps(schema))
+    await set_up(page, schema=json.dumps(schema))
     world.engine.answer = '{"a":1}'
     await say(page, "Count")
     await expect(page.locator(".message code")).to_have_text('{\n  "a": 1\n}')
@@ -251,12 +256,10 @@ async def test_an_operator_makes_a_key_and_picks_a_registered_prompt(
     await sign_in(page, world.admin_url, view="chat")
     await page.get_by_label("Tenant").select_option("umbra")
     await page.get_by_role("button", name="Make a key").click()
-    await expect(page.get_by_role("status")).to_contain_text("Connected")
+    await connected(page)
     keys = (await admin.get("/tenants/umbra/keys")).json()["keys"]
     assert [key["name"] for key in keys if key["expires_at"]] == ["console"]
-    await page.get_by_text("Settings of this conversation").click()
-    await expect(page.locator("#prompts option")).to_have_attribute("value", "desk")
-    await page.get_by_label("or a registered prompt").fill("desk")
+    await set_up(page, prompt="desk")
     await say(page, "Hello")
     await answered(page)
     assert world.engine.requests[-1].tenant == "umbra"
@@ -275,23 +278,26 @@ async def test_a_tenant_is_offered_its_prompts_and_fills_them_in(page: Page, wor
     await world.register("umbra", "secret", "Of somebody else.")
     await enter(page, world)
     await page.get_by_text("Settings of this conversation").click()
-    await expect(page.locator("#prompts option")).to_have_attribute("value", "desk")
-    await page.get_by_label("or a registered prompt").fill("desk")
+    begins = page.get_by_label("Begins with")
+    await expect(begins.locator("option")).to_have_text(["A system text of one's own", "desk"])
+    await begins.select_option("desk")
+    await expect(page.get_by_label("System text")).to_be_hidden()
     await say(page, "Hello")
-    await expect(page.locator(".problem")).to_contain_text("'who' has no value")
-    await page.get_by_label("The prompt's variables, as JSON").fill('{"who": "ACME"}')
-    await say(page, "Hello")
+    await expect(page.get_by_role("alert")).to_contain_text("Fill in who")
+    await page.get_by_label("who").fill("ACME")
+    await page.get_by_label("Message").press("Enter")
     await expect(page.locator(".message")).to_have_text("You said: Hello")
     assert "desk of ACME" in world.engine.tokenizer.decode(world.engine.requests[-1].prompt)
 
 
 @pytest.mark.exhaustive
-async def test_a_key_that_ends_is_told_of(
+async def test_a_key_that_ends_leads_back_to_where_one_signs_in(
     page: Page, world: World, admin: httpx.AsyncClient, complaints: list[str]
 ) -> None:
     await enter(page, world)
     assert (await admin.patch("/tenants/acme", json={"status": "disabled"})).is_success
-    await expect(page.get_by_role("status")).to_contain_text("disabled")
+    await expect(page.get_by_role("alert")).to_have_text("This tenant is disabled.")
+    await expect(page.get_by_label("API key or admin token")).to_be_focused()
     await page.close()
     complaints.clear()  # the browser tells of each handshake that is refused
 
@@ -359,7 +365,7 @@ async def test_a_chat_shuts_nobody_out(page: Page, world: World, tmp_path: Path)
     await enter(page, world)
     await page.get_by_text("Settings of this conversation").click()
     await page.get_by_label("System text").fill("You know the catalog of ACME. Be brief.")
-    await page.get_by_label("Tools, as JSON").fill(json.dumps(FUNCTION))
+    await set_up(page, tools=json.dumps(FUNCTION))
     world.engine.answer = (
         '<tool_call>\n{"name": "look", "arguments": {"for": "glue"}}\n</tool_call>'
     )
@@ -374,15 +380,13 @@ async def test_a_chat_shuts_nobody_out(page: Page, world: World, tmp_path: Path)
     await page.get_by_role("button", name="Answer again").last.click()
     await expect(page.get_by_text("2 of 2")).to_be_visible()
     await answered(page, 3)
-    await page.get_by_text("Settings of this conversation").click()
     await check_looks(page, "chat", tmp_path, is_whole=False)
 
 
 async def test_the_tape_of_a_chat(page: Page, world: World) -> None:
     world.engine.answer = "Ho."
     await enter(page, world)
-    await page.get_by_text("Settings of this conversation").click()
-    await page.get_by_label("System text").fill("Be brief.")
+    await set_up(page, instructions="Be brief.")
     await say(page, "Hi")
     await answered(page)
     text = "".join(map(line, await tape(page)))

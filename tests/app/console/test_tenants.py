@@ -13,6 +13,7 @@ import pytest
 from playwright.async_api import Locator, Page, Route, expect
 
 from tests.app.conftest import MODEL, World
+from tests.app.console.chatting import connected
 from tests.app.console.looks import check_looks
 from tests.app.console.signing_in import sign_in
 from tests.tenants.adapters.putting import put
@@ -331,8 +332,8 @@ async def test_who_is_held_to_a_tenant_sees_it_and_chats_as_it(
     await page.get_by_role("link", name="Chat").click()
     await expect(page.locator("#view-chat").get_by_label("Tenant")).to_have_text("acme")
     await page.get_by_role("button", name="Make a key").click()
-    await expect(page.get_by_role("status")).to_contain_text("Connected")
-    await expect(page.locator("#prompts option")).to_have_attribute("value", "desk")
+    await connected(page)
+    await expect(page.get_by_label("Begins with").locator("option")).to_contain_text(["desk"])
     await page.reload()
     await expect(page.locator("#view-chat")).to_contain_text("Connected")
     forgive(complaints)

@@ -33,7 +33,7 @@ DRAWN = """async () => {
   const view = document.getElementById("view-wall");
   await new Promise((resolve) => requestAnimationFrame(() => requestAnimationFrame(resolve)));
   const {cells} = view, canvas = view.querySelector("canvas");
-  const {Picture} = await import(new URL("./picture.js", document.scripts[0].src));
+  const {Picture} = await import(new URL("./wall/picture.js", document.scripts[0].src));
   const width = view.querySelector(".cells").clientWidth;
   const picture = new Picture(document.createElement("canvas"), cells);
   picture.layOut(width);
@@ -139,7 +139,7 @@ OUTLINED = """(name) => document.querySelector(`.chain .${name}`).getAttribute("
   .split("z").filter(Boolean).map((box) => box.match(/[0-9.]+/g).slice(0, 2).map(Number))"""
 CORNERS = """(cells) => {
   const view = document.getElementById("view-wall");
-  return import(new URL("./picture.js", document.scripts[0].src)).then(({Picture}) => {
+  return import(new URL("./wall/picture.js", document.scripts[0].src)).then(({Picture}) => {
     const picture = new Picture(document.createElement("canvas"), view.cells);
     picture.layOut(view.querySelector(".cells").clientWidth);
     return cells.map((cell) => [
@@ -161,8 +161,8 @@ async def test_a_request_tells_its_chain_where_it_broke_and_who_evicted_it(
     await ask(world)
     await engine.clear()
     await ask(world)
-    requests = page.get_by_role("listbox", name="Requests")
-    options = requests.get_by_role("option")
+    requests = page.get_by_role("grid", name="Requests")
+    options = requests.locator("tbody tr")
     await expect(options).to_have_count(2)
     await options.first.click()
     told = page.locator(".told")
@@ -202,7 +202,7 @@ async def test_a_second_request_is_seen_to_lean_on_the_first_ones_blocks(
     await sign_in(page, world.admin_url)
     at_a_models_pace(engine.cores[-1])
     answers = [asyncio.create_task(ask(world, 1500))]
-    running = page.locator(".requests li").filter(has_text="running")
+    running = page.locator(".requests tbody tr").filter(has_text="running")
     await expect(running).to_have_count(1)
     answers.append(asyncio.create_task(ask(world, 1500)))
     await expect(running).to_have_count(2)

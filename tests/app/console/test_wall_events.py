@@ -51,7 +51,7 @@ async def test_a_preemption_moves_blocks_out_and_back(page: Page, world: World) 
         asyncio.create_task(answer(world, tenant, f"{tenant} asks {SAID}", 160))
         for tenant in ("acme", "umbra")
     ]
-    requests, told = page.locator(".requests li"), page.locator(".told")
+    requests, told = page.locator(".requests tbody tr"), page.locator(".told")
     await requests.filter(has_text="preempted").click(timeout=30_000)
     await expect(told).to_contain_text(re.compile(r"preempted: .* [1-9]\d* in host memory"))
     await expect(told).to_contain_text("running")
@@ -65,7 +65,7 @@ async def test_a_fork_copies_one_block(
 ) -> None:
     await sign_in(page, world.admin_url)
     forked = asyncio.create_task(answer(world, "acme", SAID, 60, n=2))
-    await page.locator(".requests li").filter(has_text="running").click()
+    await page.locator(".requests tbody tr").filter(has_text="running").click()
     told = page.locator(".told")
     await expect(told).to_contain_text(re.compile(r"2 sequences of \d+ blocks, \d+ cells together"))
     while (await engine.stats()).copied_blocks == 0:  # noqa: ASYNC110

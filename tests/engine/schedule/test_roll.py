@@ -97,6 +97,18 @@ def test_what_is_to_be_computed_again_is_told_by_what_can_be_found() -> None:
     assert all(core.scheduler.pool.hashes[cell] is not None for cell in out.lines[0])
 
 
+def test_a_request_is_as_old_as_it_came_also_when_it_has_ended() -> None:
+    clock = Clock()
+    core = simulated_core(clock=lambda: clock.now)
+    assert told(core) == {}
+    core.submit(make_request("old", SAID, 2))
+    clock.now += 3
+    assert told(core)["old"].age_seconds == 3
+    run_to_end(core)
+    clock.now += 4
+    assert (told(core)["old"].state, told(core)["old"].age_seconds) == ("finished", 7)
+
+
 def test_an_eviction_is_named() -> None:
     clock = Clock()
     core = simulated_core(num_blocks=24, clock=lambda: clock.now)

@@ -1,14 +1,27 @@
 // A conversation as the list of its turns; beside another one, below what it is asked with.
 
 import { make, put } from "../dom.js";
-import { turnOf } from "./turn.js";
+import { Entry } from "./turn.js";
+
+/** @typedef {import("./tree.js").Tree} Tree */
+/** @typedef {import("./turn.js").Turn} Turn */
 
 export class Column {
-  // `ask(parent, input, text)` asks in this conversation, `shown()` is called for another version.
-  constructor(conversation, { ask, shown }) {
+  /** @type {WeakMap<Turn, Entry>} those that are not shown, too: what one opened or chose in them stays */
+  entries = new WeakMap();
+
+  /**
+   * `ask(parent, input, text)` asks in this conversation, `shown()` is called for another version,
+   * and `grown()` as what is written takes more room.
+   * @param {Tree} conversation
+   * @param {{ ask: import("./turn.js").Ask, shown: () => void, grown: () => void }} hands
+   */
+  constructor(conversation, { ask, shown, grown }) {
     this.conversation = conversation;
     this.hands = {
       ask,
+      grown,
+      /** @param {Turn} turn @param {number} index */
       choose: (turn, index) => {
         conversation.siblings(turn).chosen = index;
         shown();
@@ -21,24 +34,27 @@ export class Column {
   }
 
   // `title` is empty where there is nothing to tell it from.
+  /** @param {string} title */
   show(title) {
-    const { conversation, hands, heading, list } = this;
+    const { conversation, heading, list } = this;
     put(heading, title);
     heading.hidden = !title;
     list.ariaLabel = title ? `Turns with ${title}` : "Turns";
-    const path = conversation.path();
-    // An answer that has ended stays as it is: what is selected or typed in it does, too.
+    const path = /** @type {any[]} */ (conversation.path());
     path.forEach((turn, index) => {
-      const isLast = index === path.length - 1;
-      const state = `${turn.answer.status} ${isLast} ${conversation.isRunning}`;
+      const entry = this.entry(turn);
+      entry.show(index === path.length - 1);
       const known = list.children[index];
-      const isSame = known?.turn === turn && known.state === state && !turn.answer.isRunning;
-      if (isSame) return;
-      const entry = turnOf(turn, conversation, { isLast, ...hands });
-      Object.assign(entry, { turn, state });
-      if (known) known.replaceWith(entry);
-      else list.append(entry);
+      if (known === undefined) list.append(entry.element);
+      else if (known !== entry.element) known.replaceWith(entry.element);
     });
-    while (list.children.length > path.length) list.lastChild.remove();
+    while (list.children.length > path.length) list.lastChild?.remove();
+  }
+
+  /** @param {Turn} turn */
+  entry(turn) {
+    const known = this.entries.get(turn) ?? new Entry(turn, this.conversation, this.hands);
+    this.entries.set(turn, known);
+    return known;
   }
 }

@@ -1,7 +1,7 @@
 // Where an operator chooses whose customer to be: with a key that they have, or a new one for a day.
 
 import { isKey } from "../api.js";
-import { fill, tried } from "../dom.js";
+import { fill, part, tried } from "../dom.js";
 
 const MARKUP = `
 <form class="fields">
@@ -14,32 +14,34 @@ const MARKUP = `
 </form>`;
 const DAY_SECONDS = 24 * 3600;
 
-// Calls `use` once there is a key. What is still to be answered when the form is gone is passed over.
-export function askForKey(element, api, use) {
+// Calls `use` once there is a key; `why` it is asked for, if an earlier one does not hold any more. What is still to
+// be answered when the form is gone is passed over.
+/** @param {HTMLElement} element @param {import("../api.js").Api} api @param {() => void} use @param {string} why */
+export function askForKey(element, api, use, why) {
   fill(element, MARKUP);
-  const form = element.querySelector("form");
-  const part = (name) => element.querySelector(name);
-  const tell = ({ message }) => { part(".news").textContent = message; };
-  const chosen = (key, tenant) => {
+  const form = part(element, "form");
+  const field = (/** @type {string} */ name) => part(element, `[name=${name}]`);
+  const tell = (/** @type {{ message: string }} */ { message }) => { part(element, ".news").textContent = message; };
+  const chosen = (/** @type {string} */ key) => {
     if (!form.isConnected) return;
     api.chatKey = key;
-    api.chatTenant = tenant;
     use();
   };
-  form.addEventListener("submit", (event) => {
+  tell({ message: why });
+  form.addEventListener("submit", (/** @type {SubmitEvent} */ event) => {
     event.preventDefault();
-    const key = part("[name=key]").value.trim();
-    if (isKey(key)) chosen(key, null);
+    const key = field("key").value.trim();
+    if (isKey(key)) chosen(key);
     else tell({ message: "That is no API key: one is pw_, an id, a dot and a secret." });
   });
-  part("[name=make]").addEventListener("click", tried(tell, async () => {
-    const tenant = part("[name=tenant]").value;
+  field("make").addEventListener("click", tried(tell, async () => {
+    const tenant = field("tenant").value;
     const path = `/tenants/${tenant}/keys`;
     const made = await api.send("POST", path, { name: "console", expires_in_seconds: DAY_SECONDS });
-    chosen(made.api_key, tenant);
+    chosen(made.api_key);
   }));
   api.tenants().then((tenants) => {
-    part("[name=tenant]").replaceChildren(...tenants.map((id) => new Option(id)));
-    part("[name=make]").disabled = tenants.length === 0;
+    field("tenant").replaceChildren(...tenants.map((id) => new Option(id)));
+    field("make").disabled = tenants.length === 0;
   }).catch(tell);
 }

@@ -145,7 +145,6 @@ export class Page {
   reveal(what, secret) {
     const chat = button("Chat with it", () => {
       this.api.chatKey = secret;
-      this.api.chatTenant = this.id;
       location.hash = "#chat";
     });
     this.news.replaceChildren(secretOf(what, secret, KEY_HINT, chat));

@@ -146,7 +146,7 @@ class Prompts {
 function textOf({ name, version, text }) {
   const bar = make("div", "bar");
   bar.append(make("h4", "", `Text of version ${version}`), copier(`the text of ${name}`, () => text));
-  const place = make("pre", "text", text);
+  const place = make("pre", "prompt", text);
   Object.assign(place, { tabIndex: 0, ariaLabel: `Text of ${name}`, role: "region" });
   return [bar, place];
 }

@@ -1,6 +1,6 @@
 // What is kept on disk, a cell a block, by owner.
 
-import { fill } from "./dom.js";
+import { fill } from "../dom.js";
 import { Cells } from "./frames.js";
 import { Picture } from "./picture.js";
 
@@ -9,23 +9,30 @@ const MARKUP = `<h2>On disk</h2>
 <p class="summary"></p>`;
 
 export class Disk {
-  // In the colours of the wall's picture, and with the tenant that is chosen there.
+  /**
+   * In the colours of the wall's picture, and with the tenant that is chosen there.
+   * @param {HTMLElement} element @param {Picture} wall
+   */
   constructor(element, wall) {
     fill(element, MARKUP);
     this.element = element;
     this.wall = wall;
-    this.picture = new Picture(element.querySelector("canvas"), new Cells());
+    this.summary = /** @type {HTMLElement} */ (element.querySelector(".summary"));
+    this.grid = /** @type {HTMLElement} */ (element.querySelector(".grid"));
+    this.picture = new Picture(/** @type {HTMLCanvasElement} */ (element.querySelector("canvas")), new Cells());
   }
 
   get count() { return this.picture.cells.length; }
 
-  // Take over how many blocks each owner has. Returns whether that is news.
+  /**
+   * Take over how many blocks each owner has. Returns whether that is news.
+   * @param {Record<string, number>} counts
+   */
   take(counts) {
-    const parts = Object.entries(counts).sort().map(([name, count]) => `${name || "not known"} ${count}`);
+    const parts = Object.entries(counts).toSorted().map(([name, count]) => `${name || "not known"} ${count}`);
     const text = `By owner: ${parts.join(", ")}.`;
-    const summary = this.element.querySelector(".summary");
-    if (summary.textContent === text) return false;
-    summary.textContent = text;
+    if (this.summary.textContent === text) return false;
+    this.summary.textContent = text;
     this.picture.cells = Cells.onDisk(counts);
     this.draw();
     return true;
@@ -38,6 +45,6 @@ export class Disk {
     picture.recolour();
     picture.layOut(this.element.clientWidth);
     picture.flush();
-    picture.line(this.element.querySelector(".grid"));
+    picture.line(this.grid);
   }
 }

@@ -1,0 +1,382 @@
+// The chats of a tenant: which conversation is shown, what is asked in it, and what comes back.
+
+import { now } from "./answer.js";
+import { Column } from "./column.js";
+import { Composer } from "./composer.js";
+import { Drawer } from "./drawer.js";
+import { fill, part, put } from "../dom.js";
+import { ConversationHeading } from "./heading.js";
+import { Kept } from "./kept.js";
+import { Line } from "./line.js";
+import { linkOf, List } from "./list.js";
+import { asJson, asMarkdown, download } from "./saving.js";
+import { BASE, Settings } from "./settings.js";
+import { firstWords } from "./conversation.js";
+import { itemsOf, Tree } from "./tree.js";
+import { cutAt, wordsFor } from "./words.js";
+
+/**
+ * @typedef {import("./conversation.js").Conversation} Conversation
+ * @typedef {import("./tree.js").Turn} Turn
+ * @typedef {import("./tree.js").Input} Input
+ * @typedef {{ side: Tree, parent: Turn | null }} Place
+ * @typedef {{ changeKey(): void, refused(why: string): void }} Hands
+ */
+
+const REST = 4; // times as long as the drawing took
+const NEAR = 60; // pixels from the page's end: who is there follows what is written
+const NAMED = ["model", "beside"]; // fields of the settings: what a conversation's sides ask
+const GO_ON = "Go on.";
+const MARKUP = `
+<div class="chat">
+  <nav class="conversations" aria-label="Conversations"></nav>
+  <div class="conversation">
+    <div class="over"></div>
+    <div class="line"><p class="state" role="status"></p>
+      <button type="button" name="key" class="quiet" hidden>Another key</button></div>
+    <details class="settings"></details>
+    <details class="drawer"></details>
+    <div class="columns"></div>
+    <p class="unseen heard" role="status"></p>
+    <form class="composer"></form>
+  </div>
+</div>`;
+
+export class Chats {
+  /** @param {HTMLElement} element @param {import("../api.js").Api} api @param {Hands} hands @param {string} [id] */
+  constructor(element, api, hands, id) {
+    this.element = element;
+    this.api = api;
+    this.hands = hands;
+    fill(element, MARKUP);
+    this.part = (/** @type {string} */ name) => part(element, name);
+    this.part("[name=key]").hidden = !api.isOperator;
+    this.part("[name=key]").addEventListener("click", () => hands.changeKey());
+    this.settings = new Settings(this.part(".settings"));
+    this.composer = new Composer(this.part(".composer"), {
+      say: (input, text) => this.say(input, text),
+      draft: (text) => this.keep({ draft: text }),
+      stop: () => this.stop(),
+      newest: () => this.follow(),
+      goOn: () => this.say(GO_ON, GO_ON),
+    });
+    this.over = new ConversationHeading(this.part(".over"), {
+      rename: (title) => this.keep({ title }),
+      save: (kind) => this.save(kind),
+      remove: () => this.remove(this.current),
+    });
+    this.kept = new Kept({
+      found: (conversation, turn, isFirst) => this.found(conversation, turn, isFirst),
+      changed: () => this.show(),
+      gone: (conversation) => this.gone(conversation),
+      carries: ({ answer }) => this.line?.carries(answer) ?? false,
+      told: (why) => this.composer.tell(why),
+    });
+    this.list = new List(this.part(".conversations"), {
+      begin: () => this.enter(this.kept.begin(false)),
+      compare: () => this.compare(),
+      search: (text) => this.kept.search(text),
+    });
+    this.part(".settings").addEventListener("input", () => this.keep({ settings: this.settings.values }));
+    this.part(".conversation").addEventListener("keydown", (/** @type {KeyboardEvent} */ { key }) => {
+      if (key === "Escape") this.stop();
+    });
+    /** @type {Column[]} */
+    this.columns = [];
+    this.restMs = 0;
+    this.isClosed = false;
+    /** @type {string | null} */
+    this.newest = null; // the response that ended last, to compare others with
+    this.tenant = "";
+    this.model = ""; // what is served
+    this.current = this.kept.begin(false);
+    this.choose(this.current);
+    this.begin(id);
+  }
+
+  // Read what is kept, and only then go on with it.
+  /** @param {string} [id] */
+  async begin(id) {
+    try {
+      this.tenant = await this.api.whose();
+      await this.kept.open(this.tenant);
+    } catch (error) {
+      this.composer.tell(`Conversations last until the page is left: ${error.message}`);
+    }
+    if (this.isClosed) return;
+    this.line = new Line(this.api.socket, {
+      told: (isOpen, problem) => this.tell(isOpen, problem),
+      find: (response) => this.api.response(response),
+    });
+    Object.assign(this.element, { line: this.line }); // to be read by who wants to know what was said
+    this.drawer = new Drawer(this.part(".drawer"), this.line);
+    this.offer();
+    await this.kept.resume();
+    if (id !== undefined) await this.visit(id);
+    this.show();
+  }
+
+  close() {
+    this.isClosed = true;
+    this.line?.close();
+    this.kept.close();
+  }
+
+  async offer() {
+    try {
+      const [models, prompts] = await Promise.all([this.api.models(), this.api.prompts()]);
+      this.model = models[0]?.id ?? "";
+      this.composer.sees = models.some(({ input_modalities: kinds }) => kinds.includes("image"));
+      this.settings.offerModels(models.map(({ id }) => id));
+      this.settings.offerPrompts(prompts);
+      this.show();
+    } catch ({ message }) {
+      this.composer.tell(`The models and prompts are not listed: ${message}`);
+    }
+  }
+
+  /** @param {boolean} isOpen @param {Record<string, any> | null} problem */
+  tell(isOpen, problem) {
+    const words = isOpen ? "Connected." : "Reconnecting…";
+    put(this.part(".state"), problem ? `${words} ${wordsFor(problem)}` : words);
+    this.part(".line").classList.toggle("broken", !isOpen);
+    if (isOpen) return;
+    // A browser does not tell why a socket was refused.
+    this.api.check().then(() => this.api.whose()).catch(({ status, message }) => {
+      if (this.isClosed) return;
+      if (status === 401 || status === 403) this.hands.refused(message);
+      else put(this.part(".state"), `Reconnecting… The service does not answer right now.`);
+    });
+  }
+
+  // Go to a conversation by its address; without one, the current has it.
+  /** @param {string} [id] */
+  async visit(id = this.current.id) {
+    const conversation = this.kept.conversations.get(id);
+    if (conversation === undefined) this.composer.tell("That conversation is not in this browser, or was deleted.");
+    else if (conversation !== this.current) await this.choose(conversation);
+    this.point();
+  }
+
+  // Have the address name what is shown, if this view is.
+  point() {
+    const link = linkOf(this.current);
+    if (!this.element.hidden && location.hash !== link) history.replaceState(null, "", link);
+  }
+
+  // Show a conversation that one can come back from.
+  /** @param {Conversation} conversation */
+  enter(conversation) {
+    history.pushState(null, "", linkOf(conversation));
+    return this.choose(conversation);
+  }
+
+  // Two models answer each question, the base and another one if nothing else is chosen.
+  async compare() {
+    const conversation = this.kept.begin(true);
+    conversation.settings = { ...this.settings.values, model: BASE };
+    await this.enter(conversation);
+    this.settings.element.open = true;
+    this.settings.field("beside").focus();
+  }
+
+  /** @param {Conversation} conversation */
+  async choose(conversation) {
+    const before = this.current;
+    this.current = conversation;
+    await this.kept.load(conversation);
+    if (this.current !== conversation) return; // another one was chosen meanwhile
+    if (before !== conversation && !before.isKept) this.kept.conversations.delete(before.id);
+    this.settings.values = conversation.settings;
+    this.settings.isComparison = conversation.isComparison;
+    this.composer.write(conversation.draft);
+    this.columns = conversation.sides.map((side) => new Column(side, {
+      ask: (/** @type {Turn | null} */ parent, /** @type {Input} */ input, /** @type {string} */ text) =>
+        this.ask([{ side, parent }], input, text),
+      shown: () => this.keep({ choices: conversation.heading.choices }),
+      grown: () => this.grown(),
+    }));
+    this.part(".columns").replaceChildren(...this.columns.map((column) => column.element));
+    this.list.open(false);
+    this.show();
+    this.composer.question.focus();
+  }
+
+  /** @param {Partial<import("./conversation.js").Heading>} changes */
+  keep(changes) {
+    this.kept.put(this.current, changes);
+    this.show();
+  }
+
+  // A question behind the last answers. Returns whether it was asked.
+  /** @param {Input} input @param {string} text */
+  say(input, text) {
+    return this.ask(this.current.sides.map((side) => ({ side, parent: side.end })), input, text);
+  }
+
+  // Ask in conversations, each behind a turn, or beside what was asked there before. Returns whether
+  // it was asked.
+  /** @param {Place[]} places @param {Input} input @param {string} text */
+  ask(places, input, text) {
+    const conversation = this.current;
+    const index = (/** @type {Tree} */ side) => conversation.sides.indexOf(side);
+    let bodies;
+    try {
+      bodies = places.map(({ side, parent }) => this.settings.request(parent === null, NAMED[index(side)]));
+    } catch (error) {
+      this.composer.tell(error.message);
+      return false;
+    }
+    this.composer.tell("");
+    this.isFollowing = true;
+    places.forEach(({ side, parent }, place) => {
+      const turn = side.follow(parent, input, text, bodies[place]);
+      this.kept.asked(conversation, turn, index(side));
+      this.carry(conversation, turn);
+    });
+    this.keep({
+      title: conversation.title || firstWords(text || "Pictures"), changedAt: now(), draft: "", isRunning: true,
+      settings: this.settings.values, choices: conversation.heading.choices,
+    });
+    return true;
+  }
+
+  // Have a turn's answer come, from where it is.
+  /** @param {Conversation} conversation @param {Turn} turn */
+  carry(conversation, turn) {
+    const { parent, input, asked, answer } = turn;
+    answer.changed = () => this.changed(conversation, turn);
+    const previous = parent?.answer.id;
+    const compared = previous ?? this.newest;
+    const body = {
+      input,
+      ...asked,
+      ...(previous ? { previous_response_id: previous } : {}),
+      ...(compared ? { prompt_cache_options: { comparison_response_id: compared } } : {}),
+    };
+    this.line?.carry(body, answer, () => wholly(turn));
+  }
+
+  // A turn that was kept, or that another tab has asked.
+  /** @param {Conversation} conversation @param {Turn} turn @param {boolean} isFirst */
+  found(conversation, turn, isFirst) {
+    const { answer } = turn;
+    if (!answer.isRunning) return;
+    if (answer.id !== null) this.carry(conversation, turn);
+    else if (isFirst) answer.end("failed", "The page was left before this was answered. Answer again.", now());
+  }
+
+  // Of many events between two pictures the last is drawn; what takes long to draw, less often.
+  /** @param {Conversation} conversation @param {Turn} turn */
+  changed(conversation, turn) {
+    const { answer } = turn;
+    this.kept.grown(conversation, turn);
+    if (answer.status === "completed") this.newest = answer.id;
+    if (!answer.isRunning) this.announce(conversation, turn);
+    if (this.isDrawing) return;
+    this.isDrawing = true;
+    setTimeout(() => requestAnimationFrame(() => {
+      this.isDrawing = false;
+      const begun = performance.now();
+      this.show();
+      this.restMs = REST * (performance.now() - begun);
+    }), this.restMs);
+  }
+
+  // Tell who hears the page of an answer once, when it has ended.
+  /** @param {Conversation} conversation @param {Turn} turn */
+  announce(conversation, { answer }) {
+    const text = conversation === this.current ? answer.text : `An answer in ${conversation.name} has ended.`;
+    put(this.part(".heard"), [text, answer.problem].filter(Boolean).join(" "));
+  }
+
+  stop() {
+    for (const side of this.current.sides) {
+      for (const { answer } of side.turns.values()) {
+        if (answer.isRunning) this.line?.stop(answer);
+      }
+    }
+  }
+
+  /** @param {"md" | "json"} kind */
+  save(kind) {
+    const conversation = this.current;
+    const name = conversation.name.replace(/[^\p{L}\p{N}]+/gu, "-").replace(/^-|-$/g, "") || "conversation";
+    if (kind === "md") download(`${name}.md`, "text/markdown", asMarkdown(conversation));
+    else download(`${name}.json`, "application/json", asJson(conversation));
+  }
+
+  // Forget a conversation, here and at the service.
+  /** @param {Conversation} conversation */
+  remove(conversation) {
+    this.kept.remove(conversation);
+    for (const side of conversation.sides) {
+      for (const { answer } of side.turns.values()) {
+        if (answer.id !== null) this.api.forget(answer.id).catch(() => {}); // it may be gone already
+      }
+    }
+    this.gone(conversation);
+  }
+
+  /** @param {Conversation} conversation */
+  async gone(conversation) {
+    if (conversation === this.current) await this.choose(this.kept.begin(false));
+    this.point();
+    this.show();
+  }
+
+  show() {
+    const { current } = this;
+    this.columns.forEach((column, index) => {
+      column.show(current.isComparison ? titled(this.settings.field(NAMED[index]).value) : "");
+    });
+    this.list.show([...this.kept.conversations.values()].filter((one) => one.isKept || one === current), current);
+    this.over.show(current.name, this.meta, !current.isKept);
+    const limits = current.sides.map((side) => side.end?.answer.limit ?? null).filter((limit) => limit !== null);
+    this.composer.show(current.isRunning, limits.length && !current.isRunning ? cutAt(limits[0]) : "");
+    this.grown();
+  }
+
+  // More is written: it is followed, or whoever has scrolled away is told of it.
+  grown() {
+    if (this.isFollowing) this.follow();
+    else this.look();
+  }
+
+  // What answers here, and for whom.
+  get meta() {
+    const chosen = this.settings.values.model;
+    const [model, adapter] = (this.current.sides[0].end?.answer.response?.model ?? (chosen || this.model)).split(":");
+    return [model || this.model, adapter && `adapter ${adapter}`, this.tenant && `as ${this.tenant}`]
+      .filter(Boolean).join(" · ");
+  }
+
+  // Go to what is written, and stay there.
+  follow() {
+    this.isFollowing = true;
+    if (!this.element.hidden) window.scrollTo(0, document.body.scrollHeight);
+    this.look();
+  }
+
+  // Who has scrolled away is left there, and told of the way back.
+  look() {
+    const { scrollHeight, scrollTop, clientHeight } = document.scrollingElement ?? document.documentElement;
+    this.isFollowing = scrollHeight - scrollTop - clientHeight < NEAR;
+    this.part("[name=newest]").hidden = this.isFollowing || !this.current.isRunning;
+  }
+}
+
+// The request of a turn with all that was said before, which builds on nothing.
+/** @param {Turn} turn */
+function wholly({ first, parent, input, asked }) {
+  const { instructions, prompt } = first.asked;
+  const begun = JSON.parse(JSON.stringify({ instructions, prompt })); // without what is undefined
+  return { ...asked, ...begun, input: [...Tree.told(parent), ...itemsOf(input)] };
+}
+
+// What stands over the answers of a model that is named so.
+/** @param {string} model */
+function titled(model) {
+  if (model === "") return "Not chosen yet";
+  return model.endsWith(BASE) ? "The base" : model;
+}

@@ -1,0 +1,76 @@
+// What is written below a conversation: the next question with its pictures, and what may be done meanwhile.
+
+import { fill, part, put } from "../dom.js";
+import { asked, Pictures } from "./pictures.js";
+
+/**
+ * @typedef {import("./tree.js").Input} Input
+ * @typedef {{ say(input: Input, text: string): boolean, draft(text: string): void, stop(): void, newest(): void,
+ *   goOn(): void }} Hands
+ */
+
+const MARKUP = `
+<p class="notice" hidden><span></span> <button type="button" name="on">Go on</button></p>
+<label for="question" class="unseen">Message</label>
+<textarea id="question" rows="2" placeholder="Ask something"></textarea>
+<div class="tools"><button name="send" class="primary">Send</button>
+  <button type="button" name="stop" hidden>Stop</button>
+  <button type="button" name="newest" hidden>Newest</button>
+  <p class="news" role="alert"></p></div>`;
+
+export class Composer {
+  /** @param {HTMLFormElement} element @param {Hands} hands */
+  constructor(element, hands) {
+    fill(element, MARKUP);
+    this.element = element;
+    this.hands = hands;
+    this.question = /** @type {HTMLTextAreaElement} */ (part(element, "#question"));
+    this.pictures = new Pictures(element, (/** @type {string} */ why) => this.tell(why));
+    this.sees = false;
+    this.isBusy = false;
+    element.addEventListener("submit", (event) => {
+      event.preventDefault();
+      this.send();
+    });
+    this.question.addEventListener("keydown", (event) => {
+      if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
+      event.preventDefault();
+      this.send();
+    });
+    this.question.addEventListener("input", () => hands.draft(this.question.value));
+    part(element, "[name=stop]").addEventListener("click", () => hands.stop());
+    part(element, "[name=newest]").addEventListener("click", () => hands.newest());
+    part(element, "[name=on]").addEventListener("click", () => hands.goOn());
+  }
+
+  /** @param {string} why */
+  tell(why) { put(part(this.element, ".news"), why); }
+
+  // Whether the model sees pictures; until that is known they may be shown, and the service says.
+  set sees(/** @type {boolean} */ sees) { this.pictures.chooser.hidden = !sees; }
+
+  send() {
+    const text = this.question.value.trim();
+    const { urls } = this.pictures;
+    if (this.isBusy || !(text || urls.length)) return;
+    if (!this.hands.say(asked(text, urls), text)) return;
+    this.write("");
+  }
+
+  // Another conversation's draft, or an empty one.
+  /** @param {string} draft */
+  write(draft) {
+    this.question.value = draft;
+    this.pictures.clear();
+  }
+
+  // `notice` is what may be gone on from, in words, or empty.
+  /** @param {boolean} isBusy @param {string} notice */
+  show(isBusy, notice) {
+    this.isBusy = isBusy;
+    part(this.element, "[name=stop]").hidden = !isBusy;
+    part(this.element, "[name=send]").disabled = isBusy;
+    part(this.element, ".notice").hidden = !notice;
+    put(part(this.element, ".notice span"), notice);
+  }
+}

@@ -1,0 +1,35 @@
+// A conversation as a file: what was shown as Markdown, or all of it as JSON.
+
+import { make } from "../dom.js";
+import { Conversation } from "./conversation.js";
+
+/** @param {Conversation} conversation */
+export function asMarkdown(conversation) {
+  const parts = [`# ${conversation.name}`];
+  conversation.sides.forEach((side, index) => {
+    if (conversation.isComparison) parts.push(`## Side ${index + 1}`);
+    for (const { text, answer } of side.path()) {
+      const calls = answer.calls.map((call) => `Calls \`${call.name}\`:\n\n\`\`\`\n${call.input ?? call.arguments}\n\`\`\``);
+      parts.push(quoted(text), ...[answer.text, ...calls, answer.problem].filter(Boolean));
+    }
+  });
+  return `${parts.join("\n\n")}\n`;
+}
+
+/** @param {string} text */
+const quoted = (text) => text.split("\n").map((line) => `> ${line}`.trimEnd()).join("\n");
+
+/** @param {Conversation} conversation */
+export function asJson(conversation) {
+  const { id, title, changedAt, settings } = conversation.heading;
+  const turns = conversation.sides.flatMap((side, index) =>
+    [...side.turns.values()].map((turn) => Conversation.recordOf(turn, index)));
+  return JSON.stringify({ id, title, changed_at: new Date(changedAt).toISOString(), settings, turns }, null, 2);
+}
+
+/** @param {string} name @param {string} type @param {string} text */
+export function download(name, type, text) {
+  const url = URL.createObjectURL(new Blob([text], { type }));
+  Object.assign(make("a"), { href: url, download: name }).click();
+  setTimeout(() => URL.revokeObjectURL(url));
+}

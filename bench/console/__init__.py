@@ -1,0 +1,1 @@
+"""What the console costs a browser."""
