@@ -113,16 +113,16 @@ function sum(rows, value) { return rows.reduce((all, row) => all + value(row), 0
 /** @param {string} value @param {number | string | null | undefined} most */
 function of(value, most) { return most && most !== "unlimited" ? `${value} of ${most}` : value; }
 
-/** @param {number} value */
-export function count(value) {
-  const isMuch = value >= 1e6;
-  return value.toLocaleString("en", isMuch ? { notation: "compact", maximumFractionDigits: 1 } : {});
-}
+// Made once: a list that is scrolled says hundreds of numbers a frame.
+const WHOLE = new Intl.NumberFormat("en");
+const MUCH = new Intl.NumberFormat("en", { notation: "compact", maximumFractionDigits: 1 });
+const MONEY = new Intl.NumberFormat("en", { minimumFractionDigits: 2, maximumFractionDigits: 2 });
 
 /** @param {number} value */
-function money(value) {
-  return value.toLocaleString("en", { minimumFractionDigits: 2, maximumFractionDigits: 2 });
-}
+export function count(value) { return (value >= 1e6 ? MUCH : WHOLE).format(value); }
+
+/** @param {number} value */
+function money(value) { return MONEY.format(value); }
 
 /** @param {{ hit: number, prompt: number }} row */
 function percent({ hit, prompt }) { return prompt ? `${((100 * hit) / prompt).toFixed(0)} %` : "–"; }
