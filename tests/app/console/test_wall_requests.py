@@ -93,9 +93,7 @@ async def test_an_address_names_a_tenant_and_a_request(
     assert page.url.endswith("#tenants/acme")
 
 
-async def test_a_tenants_cells_lead_to_its_requests_and_back(
-    page: Page, rows: Locator
-) -> None:
+async def test_a_tenants_cells_lead_to_its_requests_and_back(page: Page, rows: Locator) -> None:
     picture = page.get_by_role("img", name="KV blocks")
     await picture.focus()
     await page.keyboard.press("ArrowRight")

@@ -13,6 +13,7 @@ import { asJson, asMarkdown, download } from "./saving.js";
 import { BASE, Settings } from "./settings.js";
 import { firstWords } from "./conversation.js";
 import { itemsOf, Tree } from "./tree.js";
+import { Welcome } from "./welcome.js";
 import { cutAt, wordsFor } from "./words.js";
 
 /**
@@ -36,6 +37,7 @@ const MARKUP = `
       <button type="button" name="key" class="quiet" hidden>Another key</button></div>
     <details class="settings"></details>
     <details class="drawer"></details>
+    <section class="welcome" aria-label="Welcome" hidden></section>
     <div class="columns"></div>
     <p class="unseen heard" role="status"></p>
     <form class="composer"></form>
@@ -65,6 +67,10 @@ export class Chats {
       save: (kind) => this.save(kind),
       remove: () => this.remove(this.current),
     });
+    this.welcome = new Welcome(this.part(".welcome"), (question) => {
+      this.composer.write(question);
+      this.composer.question.focus();
+    });
     this.kept = new Kept({
       found: (conversation, turn, isFirst) => this.found(conversation, turn, isFirst),
       changed: () => this.show(),
@@ -88,7 +94,8 @@ export class Chats {
     /** @type {string | null} */
     this.newest = null; // the response that ended last, to compare others with
     this.tenant = "";
-    this.model = ""; // what is served
+    /** @type {import("./welcome.js").Model | undefined} */
+    this.model = undefined; // what is served
     this.current = this.kept.begin(false);
     this.choose(this.current);
     this.begin(id);
@@ -125,7 +132,7 @@ export class Chats {
   async offer() {
     try {
       const [models, prompts] = await Promise.all([this.api.models(), this.api.prompts()]);
-      this.model = models[0]?.id ?? "";
+      this.model = models[0];
       this.composer.sees = models.some(({ input_modalities: kinds }) => kinds.includes("image"));
       this.settings.offerModels(models.map(({ id }) => id));
       this.settings.offerPrompts(prompts);
@@ -189,6 +196,7 @@ export class Chats {
     if (before !== conversation && !before.isKept) this.kept.conversations.delete(before.id);
     this.settings.values = conversation.settings;
     this.settings.isComparison = conversation.isComparison;
+    this.part(".conversation").classList.toggle("compares", conversation.isComparison);
     this.composer.write(conversation.draft);
     this.columns = conversation.sides.map((side) => new Column(side, {
       ask: (/** @type {Turn | null} */ parent, /** @type {Input} */ input, /** @type {string} */ text) =>
@@ -331,6 +339,7 @@ export class Chats {
       column.show(current.isComparison ? titled(this.settings.field(NAMED[index]).value) : "");
     });
     this.list.show([...this.kept.conversations.values()].filter((one) => one.isKept || one === current), current);
+    this.welcome.show(current.sides.every(({ followers }) => followers.length === 0), this.model);
     this.over.show(current.name, this.meta, !current.isKept);
     const limits = current.sides.map((side) => side.end?.answer.limit ?? null).filter((limit) => limit !== null);
     this.composer.show(current.isRunning, limits.length && !current.isRunning ? cutAt(limits[0]) : "");
@@ -346,8 +355,9 @@ export class Chats {
   // What answers here, and for whom.
   get meta() {
     const chosen = this.settings.values.model;
-    const [model, adapter] = (this.current.sides[0].end?.answer.response?.model ?? (chosen || this.model)).split(":");
-    return [model || this.model, adapter && `adapter ${adapter}`, this.tenant && `as ${this.tenant}`]
+    const served = this.model?.id ?? "";
+    const [model, adapter] = (this.current.sides[0].end?.answer.response?.model ?? (chosen || served)).split(":");
+    return [model || served, adapter && `adapter ${adapter}`, this.tenant && `as ${this.tenant}`]
       .filter(Boolean).join(" · ");
   }
 
