@@ -48,7 +48,8 @@ export class Drawer {
 /** @param {import("./tape.js").Said} said */
 function entryOf([who, message]) {
   const { type, stream_id: lane, sequence_number: number, delta } = message;
-  const what = [who === "client" ? "→" : "←", type, lane, number, delta === undefined ? "" : JSON.stringify(delta)];
+  const said = delta === undefined ? (message.error ?? message.response?.error)?.message : JSON.stringify(delta);
+  const what = [who === "client" ? "→" : "←", type, lane, number, said];
   const details = make("details");
   const text = make("pre");
   details.append(make("summary", "", what.filter((one) => one !== undefined).join(" ")), text);
