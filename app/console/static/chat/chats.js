@@ -13,6 +13,7 @@ import { linkOf, List } from "./list.js";
 import { saveAs } from "./saving.js";
 import { BASE, Settings, titleOf } from "./settings.js";
 import { firstWords } from "./conversation.js";
+import { Welcome } from "./welcome.js";
 import { noticeOf } from "./words.js";
 
 /**
@@ -36,6 +37,7 @@ const MARKUP = `
       <button type="button" name="key" class="quiet" hidden>Another key</button></div>
     <details class="settings"></details>
     <details class="drawer"></details>
+    <section class="welcome" aria-label="Welcome" hidden></section>
     <div class="columns"></div>
     <p class="unseen heard" role="status"></p>
     <form class="composer"></form>
@@ -64,6 +66,10 @@ export class Chats {
       save: (kind) => saveAs(this.current, kind),
       remove: () => this.remove(),
     });
+    this.welcome = new Welcome(this.part(".welcome"), (question) => {
+      this.composer.write(question);
+      this.composer.question.focus();
+    });
     this.kept = new Kept({
       found: (conversation, turn, isFirst) => this.exchange?.found(conversation, turn, isFirst),
       changed: () => this.show(),
@@ -88,8 +94,8 @@ export class Chats {
     this.restMs = 0;
     this.isClosed = false;
     this.tenant = "";
-    this.model = ""; // what is served
-    this.mostTokens = Infinity; // that it reads
+    /** @type {import("./welcome.js").Model | undefined} */
+    this.model = undefined; // what is served
     this.current = this.kept.begin(false);
     this.choose(this.current);
     this.begin(id);
@@ -129,8 +135,7 @@ export class Chats {
   async offer() {
     try {
       const [models, prompts] = await Promise.all([this.api.models(), this.api.prompts()]);
-      this.model = models[0]?.id ?? "";
-      this.mostTokens = models[0]?.context_window ?? Infinity;
+      this.model = models[0];
       this.composer.sees = models.some(({ input_modalities: kinds }) => kinds.includes("image"));
       this.settings.offerModels(models.map(({ id }) => id));
       this.settings.offerPrompts(prompts);
@@ -186,6 +191,7 @@ export class Chats {
     if (before !== conversation && !before.isKept) this.kept.conversations.delete(before.id);
     this.settings.values = conversation.settings;
     this.settings.isComparison = conversation.isComparison;
+    this.part(".conversation").classList.toggle("compares", conversation.isComparison);
     this.composer.write(conversation.draft);
     this.columns = conversation.sides.map((side) => new Column(side, {
       ask: (/** @type {Turn | null} */ parent, /** @type {Input} */ input, /** @type {string} */ text) =>
@@ -276,12 +282,13 @@ export class Chats {
       column.show(current.isComparison ? titleOf(this.settings.field(NAMED[index]).value) : "");
     });
     this.list.show([...this.kept.conversations.values()].filter((one) => one.isKept || one === current), current);
-    const model = current.sides[0].end?.answer.response?.model ?? (this.settings.values.model || this.model);
-    put(this.part(".meta"), metaOf(model, this.model, this.tenant));
+    this.welcome.show(current.sides.every(({ followers }) => followers.length === 0), this.model);
+    const served = this.model?.id ?? "";
+    const model = current.sides[0].end?.answer.response?.model ?? (this.settings.values.model || served);
+    put(this.part(".meta"), metaOf(model, served, this.tenant));
     this.over.show(current.name, !current.isKept);
-    const notices = current.sides.map((side) => noticeOf(side.end?.answer, this.mostTokens));
+    const notices = current.sides.map((side) => noticeOf(side.end?.answer, this.model?.context_window ?? Infinity));
     this.composer.show(current.isRunning, notices.find((one) => one !== null) ?? null);
     this.following.grown();
   }
-
 }
