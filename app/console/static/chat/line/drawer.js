@@ -1,6 +1,6 @@
 // For developers: the line's last messages as they went, and a way to break it.
 
-import { button, fill, make, part } from "../dom.js";
+import { button, fill, make, part } from "../../dom.js";
 
 /** @typedef {import("./line.js").Line} Line */
 
