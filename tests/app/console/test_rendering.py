@@ -186,6 +186,17 @@ async def test_formulas_and_code_ask_for_nothing_and_run_nothing(page: Page, wor
     assert "<math" not in await shown(page, f"${'x' * 5000}$")
 
 
+async def test_what_no_page_can_lay_out_in_time_is_shown_as_it_is(
+    page: Page, world: World
+) -> None:
+    await enter(page, world)
+    for text in ("*a* " * 31_000, f"```json\n{'1,' * 31_000}\n```"):
+        html = await shown(page, text)
+        assert html.startswith("<pre")
+        assert text[:3] in html
+        assert html.count("<") < 10
+
+
 @pytest.mark.exhaustive
 async def test_what_takes_too_long_to_be_read_is_shown_as_it_is(page: Page, world: World) -> None:
     await begin(page, world)

@@ -9,6 +9,7 @@ import { Tree } from "./tree.js";
 /** @typedef {import("./tree.js").Part} Part */
 /** @typedef {{ key: number, text: string, language?: string, isWhole: boolean }} Asked */
 
+const MOST_ELEMENTS = 30_000; // a page lays out more of them for minutes, anew with each word
 const MOST_TEXTS = 16; // of which it is remembered what was told last
 /** @type {Map<number, { blocks: Blocks, parts: Part[] }>} */
 const known = new Map();
@@ -37,10 +38,20 @@ self.addEventListener("message", async (/** @type {MessageEvent<Asked>} */ { dat
 /** @param {Asked} asked @param {Blocks} blocks @returns {Part[]} */
 function parts({ text, language, isWhole }, blocks) {
   const tree = new Tree(code, formulas);
-  if (language !== undefined) return [tree.code(text, language)];
   try {
-    return tree.blocks(blocks.read(text, isWhole));
-  } catch { // it is nested too deep
-    return [["pre", { tabindex: "0" }, text]];
+    const read = language === undefined ? tree.blocks(blocks.read(text, isWhole)) : [tree.code(text, language)];
+    if (elementsIn(read) <= MOST_ELEMENTS) return read;
+  } catch { /* it is nested too deep */ }
+  return [["pre", { tabindex: "0" }, text]];
+}
+
+/** @param {Part[]} read @returns {number} */
+function elementsIn(read) {
+  let count = 0;
+  for (const part of read) {
+    if (!Array.isArray(part)) continue;
+    const [, , ...inner] = part;
+    count += 1 + elementsIn(inner);
   }
+  return count;
 }
