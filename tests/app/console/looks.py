@@ -16,6 +16,7 @@ from tests.app.console.keeping import PICTURES, is_updating
 _SETTLED = """() => new Promise((resolve) =>
   requestAnimationFrame(() => requestAnimationFrame(resolve)))"""
 _TO_THE_END = "window.scrollTo(0, document.body.scrollHeight)"
+_TO_THE_TOP = "window.scrollTo(0, 0)"
 _WIDTHS = (360, 1440)
 _SCHEMES: tuple[Literal["dark", "light"], ...] = ("dark", "light")
 _PICTURED = {(360, "dark"), (1440, "light")}
@@ -33,7 +34,7 @@ async def check_looks(page: Page, name: str, scratch: Path, *, is_whole: bool = 
         await check_page(page, width)
         if (width, scheme) not in _PICTURED:
             continue
-        await page.evaluate(_TO_THE_END)
+        await page.evaluate(_TO_THE_TOP if is_whole else _TO_THE_END)
         picture = folder / f"console-{name}-{width}.png"
         await page.screenshot(path=picture, full_page=is_whole)
 
