@@ -32,6 +32,7 @@ from app.admin.routes import (
     live,
     operators,
     prompts,
+    sharing,
     tenants,
     usage,
     wall,
@@ -75,7 +76,7 @@ _NO_TELEMETRY: TelemetryConfig = {
 _ROUTERS = [
     *(tenants.router, keys.router, *prompts.ROUTERS.values(), *adapters.ROUTERS.values()),
     groups.router,
-    *(usage.router, audit.router, live.router, cache.router, wall.router),
+    *(usage.router, audit.router, live.router, sharing.router, cache.router, wall.router),
     demonstration.router,
     *(operators.router, operators.signing_in),
 ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
+import time
 from itertools import product
 from pathlib import Path
 from typing import Literal
@@ -15,8 +15,10 @@ from tests.app.console.keeping import PICTURES, is_updating
 # In the second frame from now on, what watches sizes has been told of them, and has drawn.
 _SETTLED = """() => new Promise((resolve) =>
   requestAnimationFrame(() => requestAnimationFrame(resolve)))"""
+_WIDE = """(width) => [...document.querySelectorAll("body *")]
+  .filter((one) => one.getBoundingClientRect().right > width && !one.closest(".scroll"))
+  .map((one) => `${one.localName}.${one.className}`).join(" ")"""
 _TO_THE_END = "window.scrollTo(0, document.body.scrollHeight)"
-_TO_THE_TOP = "window.scrollTo(0, 0)"
 _WIDTHS = (360, 1440)
 _SCHEMES: tuple[Literal["dark", "light"], ...] = ("dark", "light")
 _PICTURED = {(360, "dark"), (1440, "light")}
@@ -34,15 +36,19 @@ async def check_looks(page: Page, name: str, scratch: Path, *, is_whole: bool = 
         await check_page(page, width)
         if (width, scheme) not in _PICTURED:
             continue
-        await page.evaluate(_TO_THE_TOP if is_whole else _TO_THE_END)
+        await page.evaluate(_TO_THE_END)
+        if is_whole:
+            await page.evaluate("window.scrollTo(0, 0)")
         picture = folder / f"console-{name}-{width}.png"
         await page.screenshot(path=picture, full_page=is_whole)
 
 
 async def check_page(page: Page, width: int) -> None:
     """axe finds nothing, and nothing is wider than the page."""
-    async with asyncio.timeout(30):  # a view that has much to show is laid out again in turns
-        while await page.evaluate("document.documentElement.scrollWidth") > width:
-            await page.evaluate(_SETTLED)
+    deadline = time.monotonic() + 30
+    # A view that has much to show is laid out again in turns.
+    while await page.evaluate("document.documentElement.scrollWidth") > width:
+        assert time.monotonic() < deadline, await page.evaluate(_WIDE, width)
+        await page.evaluate(_SETTLED)
     found = await Axe().run(page)
     assert found.violations_count == 0, found.generate_report()

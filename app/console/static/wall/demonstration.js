@@ -98,6 +98,7 @@ export class Demonstration {
     this.element.classList.toggle("is-running", isRunning);
     this.element.classList.toggle("is-quiet", isQuiet);
     this.title.hidden = this.caption.hidden = isQuiet;
+    put(this.show, isEmpty ? "Show me" : "Show me a demonstration");
     this.show.classList.toggle("primary", isEmpty);
     put(this.title, isRunning || isTold ? "A demonstration" : "No blocks are used yet.");
     const captions = isRunning || isTold ? this.state?.captions ?? [] : [];
