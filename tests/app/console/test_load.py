@@ -183,6 +183,13 @@ def money(nanos: int) -> str:
     return f"EUR {value:,.2f}" if value >= 1 else f"EUR {float(f'{value:.2g}'):g}"
 
 
+async def keep_asking(world: World, body: dict[str, Any]) -> None:
+    """So that a picture shows something that goes on."""
+    while True:
+        for tenant in ("umbra", "acme"):
+            await world.client(tenant).responses.create(model=MODEL, max_output_tokens=40, **body)
+
+
 @pytest.mark.exhaustive
 async def test_what_sharing_is_worth_is_told_to_the_token(
     page: Page, world: World, admin: httpx.AsyncClient, tmp_path: Path
@@ -239,7 +246,9 @@ async def test_what_sharing_is_worth_is_told_to_the_token(
     await expect(view).to_contain_text(f"{sum(lost.values()):,} since the engine's start.")
     await expect(view).to_contain_text("a pool of twice the size would have found")
     await expect(page.locator("#view-load")).to_contain_text(re.compile(r"p99 [\d.]+ ms"))
+    going_on = asyncio.create_task(keep_asking(world, again))
     await check_looks(page, "load", tmp_path)
+    going_on.cancel()
     await view.get_by_role("link", name="umbra").click()
     await expect(page).to_have_url(re.compile("#tenants/umbra$"))
 

@@ -19,11 +19,12 @@ ADVICE = (
 BROKE = [
     (
         ChainBreak(tokens=0, why="never_seen"),
-        "broke at token 0: the next block is new: as expected.",
+        "broke at token 0: the next block is new: as expected",
     ),
     (
         ChainBreak(tokens=16, why="lost_long_ago", seconds_ago=90),
-        rf"broke at token 16: the next block was here, and was evicted more than 9\d s ago. {ADVICE}",
+        "broke at token 16: the next block was here, "
+        rf"and was evicted more than 9\d s ago. {ADVICE}",
     ),
     (
         ChainBreak(
