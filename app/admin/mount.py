@@ -26,6 +26,7 @@ from app.admin.routes import (
     adapters,
     audit,
     cache,
+    demonstration,
     groups,
     keys,
     live,
@@ -76,6 +77,7 @@ _ROUTERS = [
     *(tenants.router, keys.router, *prompts.ROUTERS.values(), *adapters.ROUTERS.values()),
     groups.router,
     *(usage.router, audit.router, live.router, sharing.router, cache.router, wall.router),
+    demonstration.router,
     *(operators.router, operators.signing_in),
 ]
 ROUTES = [route for router in _ROUTERS for route in router.routes if isinstance(route, AdminRoute)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, NotRequired
 
 from pydantic import BaseModel, Field
 from typing_extensions import TypedDict
@@ -91,6 +91,7 @@ class Model(TypedDict):
     owned_by: str
     context_window: int
     input_modalities: list[Literal["text", "image"]]
+    description: NotRequired[str]
 
 
 class Models(TypedDict):

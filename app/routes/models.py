@@ -5,7 +5,7 @@ Anthropic's clients, which name the version of their API, are told of them in it
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 from starlette.requests import Request
 from starlette.types import ASGIApp
@@ -16,7 +16,14 @@ from app.routes.messages import headers, is_message_client
 from app.transport.http import json_response
 from app.wire.errors import ApiError
 from app.wire.events import encode_json
+from engine.model.weights import DEFAULT_MODEL
 from tenants.records import AdapterRecord
+
+_SMALL: Final = (
+    "A small model that came along, and runs anywhere: it gets much wrong. "
+    "`partywall models` lists stronger ones that this machine has memory for, and "
+    "`partywall serve --model NAME` starts one."
+)
 
 
 async def list_models(request: Request) -> ASGIApp:
@@ -56,10 +63,12 @@ def _describe(service: Service, adapter: AdapterRecord | None = None) -> dict[st
         created = int(adapter.created_at)
         own = {"id": f"{model}:{adapter.name}", "created": created, "owned_by": adapter.owner}
     parent = {} if adapter is None else {"parent": model}
+    about = {"description": _SMALL} if model == DEFAULT_MODEL else {}
     return {
         **own,
         "object": "model",
         "context_window": info.max_context_tokens,
         "input_modalities": ["text", *(["image"] if service.generations.sight.sees else [])],
         **parent,
+        **about,
     }

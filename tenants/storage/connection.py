@@ -147,25 +147,21 @@ class GuardedRedis:
 
         Returns which calls Redis has refused. Where this raises, any may have been made.
         """
-        commands: list[Command] = [
-            ("EVALSHA", script.sha, len(keys), *keys, *arguments) for keys, arguments in calls
-        ]
         refused = []
-        for first in range(0, len(commands), _SCRIPTS_AT_ONCE):
-            batch = commands[first : first + _SCRIPTS_AT_ONCE]
-            replies = await self._replies(batch, tolerant=True)
-            # It has not run where it is not known; at other servers it may have.
-            missed = [at for at, one in enumerate(replies) if isinstance(one, NoScriptError)]
-            again: list[Command] = [("EVAL", script.text, *batch[at][2:]) for at in missed]
-            for at, reply in zip(missed, await self._replies(again, tolerant=True), strict=True):
-                replies[at] = reply
-            for at, reply in enumerate(replies):
-                if isinstance(reply, ResponseError):
-                    _tell_refused(batch[at], reply)
-                    refused.append(first + at)
-                elif isinstance(reply, StoreUnavailable):
-                    raise reply
+        for first in range(0, len(calls), _SCRIPTS_AT_ONCE):
+            replies = await self._script_replies(script, calls[first : first + _SCRIPTS_AT_ONCE])
+            refused += [first + at for at, one in enumerate(replies) if _is_refused(one)]
         return refused
+
+    async def read_by_script(
+        self, script: Script, calls: Sequence[tuple[Sequence[str], Sequence[Argument]]]
+    ) -> AsyncIterator[tuple[int, Any]]:
+        """As `run_script_on_each`: each reply with its call's place, but for those refused."""
+        for first in range(0, len(calls), _SCRIPTS_AT_ONCE):
+            replies = await self._script_replies(script, calls[first : first + _SCRIPTS_AT_ONCE])
+            for at, reply in enumerate(replies):
+                if not _is_refused(reply):
+                    yield first + at, reply
 
     def pubsub(self) -> PubSub:
         """A subscription on a connection of its own, outside of the guard."""
@@ -221,6 +217,26 @@ class GuardedRedis:
                 if isinstance(reply, Exception) and not is_command:
                     raise reply
             return replies
+
+    async def _script_replies(
+        self, script: Script, calls: Sequence[tuple[Sequence[str], Sequence[Argument]]]
+    ) -> list[Any]:
+        """Replies, and errors in the place of those that Redis refuses; the log says so."""
+        commands: list[Command] = [
+            ("EVALSHA", script.sha, len(keys), *keys, *arguments) for keys, arguments in calls
+        ]
+        replies = await self._replies(commands, tolerant=True)
+        # It has not run where it is not known; at other servers it may have.
+        missed = [at for at, one in enumerate(replies) if isinstance(one, NoScriptError)]
+        again: list[Command] = [("EVAL", script.text, *commands[at][2:]) for at in missed]
+        for at, reply in zip(missed, await self._replies(again, tolerant=True), strict=True):
+            replies[at] = reply
+        for at, reply in enumerate(replies):
+            if isinstance(reply, ResponseError):
+                _tell_refused(commands[at], reply)
+            elif isinstance(reply, StoreUnavailable):
+                raise reply
+        return replies
 
     def _place_of(self, command: Command) -> str:
         try:
@@ -290,6 +306,10 @@ def _tell_refused(command: Command, reply: ResponseError) -> None:
     """What it was is in the log alone now; a script's own text says nothing."""
     told = command[2:] if command[0] in ("EVAL", "EVALSHA") else command
     _log.error("the store refuses %.2000r: %s", told, reply)
+
+
+def _is_refused(reply: Any) -> bool:
+    return isinstance(reply, ResponseError)
 
 
 def _is_our_fault(error: ResponseError) -> bool:

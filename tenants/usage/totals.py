@@ -11,7 +11,7 @@ import msgspec
 
 from tenants import redis_keys
 from tenants.errors import InvalidField
-from tenants.storage.connection import Argument, Command, GuardedRedis
+from tenants.storage.connection import Command, GuardedRedis, Script
 from tenants.usage.usage import GROUP, HOLDS, SHARED, Counts, charges, days_of
 
 MAX_DAYS = 92
@@ -23,31 +23,49 @@ _QUANTITIES = (
 )
 _BASE = 10**9
 
-# KEYS: spending, usage, presumed. ARGV: today, how many days, these, and quantities. Returns two
-# numbers for each quantity, billions and the rest: together they are exact, where doubles are not.
-_SUM = (
+# KEYS: spending, usage, presumed. ARGV: today; days and quantities, each in a row. Returns two
+# numbers for each quantity in a row, billions and the rest: together they are exact, where doubles
+# are not. Whichever is less is read: all that there is, or what may be of these days.
+_SUM = Script(
     HOLDS
     + """
 local time = redis.call('TIME')
 book_expired(KEYS[1], KEYS[2], KEYS[3], time[1] * 1000 + math.floor(time[2] / 1000), ARGV[1])
-local last = 2 + tonumber(ARGV[2])
-local sums = {}
-for quantity = last + 1, #ARGV do
-  local fields = {}
-  for day = 3, last do fields[#fields + 1] = ARGV[day] .. ':' .. ARGV[quantity] end
-  local billions, rest = 0, 0
-  for _, count in ipairs(redis.call('HMGET', KEYS[2], unpack(fields))) do
-    local sign, high, low = string.match(count or '', '^(-?)(%d-)(%d?%d?%d?%d?%d?%d?%d?%d?%d)$')
-    if low then
-      local factor = sign == '-' and -1 or 1
-      billions = billions + factor * (tonumber(high) or 0)
-      rest = rest + factor * tonumber(low)
+local length = redis.call('HLEN', KEYS[2])
+if length == 0 then return false end
+local days, places, sums, num_days = {}, {}, {}, 0
+for day in string.gmatch(ARGV[2], '%S+') do
+  days[day] = true
+  num_days = num_days + 1
+end
+for quantity in string.gmatch(ARGV[3], '%S+') do
+  places[quantity] = #sums + 1
+  sums[#sums + 1], sums[#sums + 2] = 0, 0
+end
+local function add(place, count)
+  local sign, high, low = string.match(count, '^(-?)(%d-)(%d?%d?%d?%d?%d?%d?%d?%d?%d)$')
+  if not low then return end
+  local factor = sign == '-' and -1 or 1
+  sums[place] = sums[place] + factor * (tonumber(high) or 0)
+  sums[place + 1] = sums[place + 1] + factor * tonumber(low)
+end
+if length < num_days * #sums / 2 then
+  local all = redis.call('HGETALL', KEYS[2])
+  for at = 1, #all, 2 do
+    local place = places[string.sub(all[at], 12)]
+    if place and days[string.sub(all[at], 1, 10)] then add(place, all[at + 1]) end
+  end
+else
+  for quantity, place in pairs(places) do
+    local fields = {}
+    for day in pairs(days) do fields[#fields + 1] = day .. ':' .. quantity end
+    for _, count in ipairs(redis.call('HMGET', KEYS[2], unpack(fields))) do
+      if count then add(place, count) end
     end
   end
-  sums[#sums + 1] = string.format('%.0f', billions)
-  sums[#sums + 1] = string.format('%.0f', rest)
 end
-return sums
+for place = 1, #sums do sums[place] = string.format('%.0f', sums[place]) end
+return table.concat(sums, ' ')
 """
 )
 
@@ -91,13 +109,12 @@ async def read_totals(
     """
     days = _days(since, until)
     totals = {one: TotalUsage(tenant=one) for one in tenants}
-    commands = [_summing(one, days) for one in tenants]
-    async for place, reply in _each(redis, commands):
-        if reply is None:  # no Partywall put there what lies there
-            continue
-        for at, quantity in enumerate(_QUANTITIES):
-            billions, rest = reply[2 * at : 2 * at + 2]
-            setattr(totals[tenants[place]], quantity, int(billions) * _BASE + int(rest))
+    arguments = [datetime.now(UTC).date().isoformat(), " ".join(days), " ".join(_QUANTITIES)]
+    calls = [(_keys(one), arguments) for one in tenants]
+    async for place, reply in redis.read_by_script(_SUM, calls):
+        sums = map(int, () if reply is None else reply.split())
+        for quantity, billions, rest in zip(_QUANTITIES, sums, sums, strict=False):
+            setattr(totals[tenants[place]], quantity, billions * _BASE + rest)
     asked: list[Command] = [("HGETALL", redis_keys.usage(one)) for one in groups]
     async for place, reply in _each(redis, asked):
         if reply:
@@ -140,11 +157,8 @@ async def _each(redis: GuardedRedis, commands: Sequence[Command]) -> AsyncIterat
             yield first + at, reply
 
 
-def _summing(tenant: str, days: Sequence[str]) -> Command:
-    keys = (redis_keys.spending(tenant), redis_keys.usage(tenant), redis_keys.presumed(tenant))
-    today = datetime.now(UTC).date().isoformat()
-    arguments: list[Argument] = [*keys, today, len(days), *days, *_QUANTITIES]
-    return ("EVAL", _SUM, len(keys), *arguments)
+def _keys(tenant: str) -> list[str]:
+    return [redis_keys.spending(tenant), redis_keys.usage(tenant), redis_keys.presumed(tenant)]
 
 
 def _days(since: date, until: date) -> list[str]:

@@ -16,10 +16,11 @@ const WHOLE_KEY = /^pw_[0-9a-f]{16}\.[\w-]+$/;
 export const isKey = (text) => WHOLE_KEY.test(text);
 
 export class Refused extends Error {
-  /** @param {number} status @param {string} detail */
-  constructor(status, detail) {
+  /** @param {number} status @param {string} detail @param {Complaint[]} complaints */
+  constructor(status, detail, complaints = []) {
     super(detail);
     this.status = status;
+    this.complaints = complaints;
   }
 }
 
@@ -83,7 +84,7 @@ export const api = {
   async prompts() { return (await this.asTenant("/prompts?limit=100")).data; },
 
   // What a chat may call the model: the one served first, then with adapters of its tenant.
-  /** @returns {Promise<{ id: string, input_modalities: string[] }[]>} */
+  /** @returns {Promise<import("./chat/welcome.js").Model[]>} */
   async models() { return (await this.asTenant("/models")).data; },
 
   // A stored response. Throws Refused.
@@ -168,7 +169,9 @@ export function base64url(bytes) {
 async function accepted(answer) {
   if (answer.ok) return answer;
   const problem = await answer.json().catch(() => ({}));
-  const complaints = (problem.errors ?? []).map((/** @type {Complaint} */ one) => `${one.field}: ${one.detail}`);
-  const detail = complaints.join("; ") || problem.detail || problem.error?.message;
-  throw new Refused(answer.status, detail || answer.statusText);
+  /** @type {Complaint[]} */
+  const complaints = problem.errors ?? [];
+  const said = complaints.map((one) => `${one.field}: ${one.detail}`).join("; ");
+  const detail = said || problem.detail || problem.error?.message;
+  throw new Refused(answer.status, detail || answer.statusText, complaints);
 }

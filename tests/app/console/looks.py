@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
+import time
 from itertools import product
 from pathlib import Path
 from typing import Literal
@@ -15,6 +15,9 @@ from tests.app.console.keeping import PICTURES, is_updating
 # In the second frame from now on, what watches sizes has been told of them, and has drawn.
 _SETTLED = """() => new Promise((resolve) =>
   requestAnimationFrame(() => requestAnimationFrame(resolve)))"""
+_WIDE = """(width) => [...document.querySelectorAll("body *")]
+  .filter((one) => one.getBoundingClientRect().right > width && !one.closest(".scroll"))
+  .map((one) => `${one.localName}.${one.className}`).join(" ")"""
 _TO_THE_END = "window.scrollTo(0, document.body.scrollHeight)"
 _WIDTHS = (360, 1440)
 _SCHEMES: tuple[Literal["dark", "light"], ...] = ("dark", "light")
@@ -42,8 +45,10 @@ async def check_looks(page: Page, name: str, scratch: Path, *, is_whole: bool = 
 
 async def check_page(page: Page, width: int) -> None:
     """axe finds nothing, and nothing is wider than the page."""
-    async with asyncio.timeout(30):  # a view that has much to show is laid out again in turns
-        while await page.evaluate("document.documentElement.scrollWidth") > width:
-            await page.evaluate(_SETTLED)
+    deadline = time.monotonic() + 30
+    # A view that has much to show is laid out again in turns.
+    while await page.evaluate("document.documentElement.scrollWidth") > width:
+        assert time.monotonic() < deadline, await page.evaluate(_WIDE, width)
+        await page.evaluate(_SETTLED)
     found = await Axe().run(page)
     assert found.violations_count == 0, found.generate_report()

@@ -134,25 +134,22 @@ def files(tmp_path: Path) -> tuple[Path, Path]:
 async def opened(page: Page, world: World, owner: str = "acme") -> Locator:
     """The adapters of a tenant or a share group."""
     world.engine.linears = LINEARS
-    await sign_in(page, world.admin_url, view="tenants")
-    await page.get_by_label("Tenant, or @ and a group").fill(owner)
-    await page.get_by_role("button", name="Open").click()
-    adapters = section(page)
-    await expect(adapters.get_by_label("Name")).to_be_visible()
+    await sign_in(page, world.admin_url, view=f"tenants/{owner}/adapters")
+    adapters = page.locator("#view-tenants .panel")
+    await expect(adapters.locator("[aria-busy=false]")).to_be_visible()
     return adapters
 
 
-def section(page: Page) -> Locator:
-    heading = page.locator("summary").filter(has_text=re.compile("^Adapters$"))
-    return page.locator("details", has=heading)
-
-
-async def put_files(adapters: Locator, files: tuple[Path, Path], when: str = "at once") -> None:
+async def put_files(adapters: Locator, files: tuple[Path, Path], when: str = "at once") -> Locator:
+    """Returns the dialog, which is closed once they are put."""
+    await adapters.get_by_role("button", name="New adapter").click()
+    dialog = adapters.get_by_role("dialog")
     for name, file in zip(("adapter_config.json", "adapter_model.safetensors"), files, strict=True):
-        await adapters.get_by_label(name).set_input_files(file)
-    await adapters.get_by_label("Name").fill("rhyme")
-    await adapters.get_by_label("Activate it").select_option(when)
-    await adapters.get_by_role("button", name="Put the adapter").click()
+        await dialog.get_by_label(name).set_input_files(file)
+    await dialog.get_by_label("Name").fill("rhyme")
+    await dialog.get_by_label("Activate it").select_option(when)
+    await dialog.get_by_role("button", name="Put the adapter").click()
+    return dialog
 
 
 async def test_adapters_are_put_activated_pinned_and_deleted(
@@ -162,9 +159,9 @@ async def test_adapters_are_put_activated_pinned_and_deleted(
     await put_files(adapters, files)
     row = adapters.get_by_role("row", name=re.compile("^rhyme"))
     await expect(row).to_contain_text(re.compile(r"rhyme\s*1\s*no\s*0\.0 MiB\s*store"))
+    await row.get_by_role("link", name="rhyme").click()
     files[1].write_bytes(weights_of(0.25))
     await put_files(adapters, files, "later")
-    await row.get_by_role("button", name="Versions").click()
     versions = adapters.get_by_role("region", name="Versions of rhyme")
     await expect(versions.get_by_role("row")).to_have_count(3)
     await expect(versions).to_contain_text("q_proj, up_proj")
@@ -189,6 +186,7 @@ async def test_where_an_adapter_is_is_told_as_it_changes_and_looks_well(
     adapters = await opened(page, world)
     row = adapters.get_by_role("row", name=re.compile("^rhyme"))
     await expect(row).to_contain_text("store")
+    await adapters.get_by_role("button", name="New adapter").click()
     name = adapters.get_by_label("Name")
     await name.fill("half a na")
     await world.client().responses.create(model=f"{MODEL}:rhyme", input="Hello")
@@ -198,9 +196,12 @@ async def test_where_an_adapter_is_is_told_as_it_changes_and_looks_well(
     await expect(adapters.get_by_role("row", name=re.compile("^judge"))).to_be_visible()
     await expect(adapters.locator("tbody tr").first).to_contain_text("judge")
     await expect(name).to_have_value("half a na")
+    await page.keyboard.press("Escape")
+    await expect(name).to_have_count(0)
     await expect(adapters).not_to_contain_text("prose")
-    await row.get_by_role("button", name="Versions").click()
-    await expect(adapters.get_by_role("region", name="Versions of rhyme")).to_be_focused()
+    await row.get_by_role("link", name="rhyme").click()
+    await expect(adapters.get_by_role("region", name="Versions of rhyme")).to_be_visible()
+    assert page.url.endswith("#tenants/acme/adapters/rhyme")
     for width in (360, 1440):
         await page.set_viewport_size({"width": width, "height": 800})
         await check_page(page, width)
@@ -222,8 +223,9 @@ async def test_what_is_wrong_with_files_is_told_and_a_group_has_adapters_as_well
     await admin.post("/groups", json={"id": "guild"})
     adapters = await opened(page, world, "@guild")
     files[0].write_bytes(config_of(use_dora=True))
-    await put_files(adapters, files)
-    await expect(adapters.get_by_role("alert")).to_contain_text("use_dora")
+    dialog = await put_files(adapters, files)
+    await expect(dialog.get_by_role("alert")).to_contain_text("use_dora")
+    await dialog.get_by_role("button", name="Cancel").click()
     files[0].write_bytes(config_of())
     await put_files(adapters, files)
     await expect(adapters.get_by_role("row", name=re.compile("^rhyme"))).to_be_visible()
@@ -245,14 +247,13 @@ async def test_who_may_only_read_is_refused_and_told_so(
     await put(world.stores.adapters, "acme", "rhyme")
     token = {"name": "bob", "role": "read", "tenant": "acme"}
     made = (await admin.post("/tokens", json=token)).json()
-    await sign_in(page, world.admin_url, made["admin_token"], view="wall")
-    details = page.locator("#view-tenants .details")
-    row = details.get_by_role("row", name=re.compile("^rhyme"))
+    await sign_in(page, world.admin_url, made["admin_token"], view="tenants/acme/adapters")
+    adapters = page.locator("#view-tenants .panel")
+    row = adapters.get_by_role("row", name=re.compile("^rhyme"))
     await row.get_by_role("button", name="Pin", exact=True).click()
-    await expect(page.locator("#view-tenants > .news")).to_contain_text("is for reads")
-    adapters = section(page)
-    await put_files(adapters, files)
     await expect(adapters.get_by_role("alert")).to_contain_text("is for reads")
+    dialog = await put_files(adapters, files)
+    await expect(dialog.get_by_role("alert")).to_contain_text("is for reads")
     (kept,) = (await admin.get("/tenants/acme/adapters")).json()["adapters"]
     assert (kept["version"], kept["pinned"]) == (1, False)
     assert [one for one in complaints if not MISTAKES.search(one)] == []

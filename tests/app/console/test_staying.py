@@ -6,7 +6,7 @@ import pytest
 from playwright.async_api import Page, expect
 from transformers import PreTrainedTokenizerBase
 
-from tests.app.conftest import World
+from tests.app.conftest import MODEL, World
 from tests.app.console.chatting import answered, enter, say, tape
 from tests.app.scripted_engine import ScriptedEngine
 
@@ -73,3 +73,20 @@ async def test_code_and_answers_are_copied(page: Page, world: World) -> None:
         await copy.click()
         await expect(copy).to_have_text("Copied")
         assert await page.evaluate("navigator.clipboard.readText()") == text
+
+
+async def test_the_first_screen_says_what_answers_how_to_have_better_and_how_to_begin(
+    page: Page, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("app.routes.models.DEFAULT_MODEL", MODEL)
+    await enter(page, world)
+    welcome = page.get_by_role("region", name="Welcome")
+    await expect(welcome).to_contain_text(f"{MODEL} answers.")
+    await expect(welcome.locator("code").first).to_have_text("partywall models")
+    await welcome.get_by_role("button").first.click()
+    question = await page.get_by_label("Message").input_value()
+    assert question
+    await page.keyboard.press("Enter")
+    await answered(page)
+    await expect(page.locator(".message")).to_contain_text(question)
+    await expect(welcome).to_be_hidden()

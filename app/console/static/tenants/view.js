@@ -1,164 +1,146 @@
-// Tenants: what they do, and what may be done about them. `mount(element, api)` returns what
-// takes it away.
+// Tenants: the list of all (`#tenants`), a page for each (`#tenants/acme/keys`, groups as
+// `#tenants/@law`), the audit of all and admin tokens (`#tenants/*/audit`, `#tenants/*/tokens`).
 
-import { field, form, grave, make } from "../dom.js";
-import { adaptersOf } from "./adapters.js";
+import { button, field, make } from "../dom.js";
+import { toast } from "../toast.js";
+import { ask } from "./asking.js";
 import { auditOf } from "./audit.js";
-import { LiveTable } from "./live.js";
-import { promptsOf } from "./prompts.js";
-import { recordForm } from "./record.js";
-import { keysOf, secretOf, tokensOf } from "./secrets.js";
-import { usageOf } from "./usage.js";
+import { List } from "./list.js";
+import { Page } from "./page.js";
+import { alerting, link, primary } from "./panel.js";
+import { tokens } from "./tokens.js";
 
 const ID = /^@?[a-z0-9-]{1,63}$/;
+const OF_ALL = "*"; // no tenant can be called so
 
-export function mount(element, api) {
-  return new Tenants(element, api);
+/** @param {HTMLElement} element @param {import("../api.js").Api} api @param {string[]} path */
+export function mount(element, api, path) {
+  const tenants = new Tenants(element, api);
+  tenants.visit(path);
+  return tenants;
 }
 
 class Tenants {
+  /** @param {HTMLElement} element @param {import("../api.js").Api} api */
   constructor(element, api) {
-    this.api = api;
     this.element = element;
-    this.news = make("p", "news");
-    this.news.setAttribute("role", "status");
-    this.details = make("div", "details");
-    if (!api.seesAll) {
-      element.append(this.news, this.details);
-      this.open(api.operator.tenant).catch(this.teller);
-      return;
-    }
-    const live = make("div");
-    element.append(this.news, live, this.openers(), this.details);
-    this.live = new LiveTable(live, api, {
-      open: (id) => this.open(id).catch(this.teller),
-      tell: (error) => this.tell(error),
-    });
+    this.api = api;
+    this.list = /** @type {List | null} */ (null);
+    this.page = /** @type {Page | null} */ (null);
+    this.fresh = /** @type {{ id: string, key: string } | null} */ (null); // whose first key was just made
+    this.listing = make("div");
+    this.place = make("div", "tenant");
+    element.append(this.listing, this.place);
   }
 
   close() {
-    this.live?.close();
-    this.plot?.close();
+    this.list?.close();
+    this.page?.close();
     this.element.replaceChildren();
   }
 
-  tell(error) { this.news.textContent = error === null ? "" : error.message; }
-
-  openers() {
-    const openers = make("div", "openers");
-    openers.append(
-      form("Open", [field("Tenant, or @ and a group", "id", { required: true })], ({ id }) => this.open(id.trim())),
-      form("Create the tenant", [field("New tenant's id", "id", { required: true })], async ({ id }, made) => {
-        const { api_key: key } = await this.api.send("POST", "/tenants", { id });
-        made.reset();
-        await this.changed(id, key);
-      }),
-      form("Create the group", [field("New share group's id", "id", { required: true })], async ({ id }, made) => {
-        await this.api.send("POST", "/groups", { id });
-        made.reset();
-        await this.open(`@${id}`);
-      }),
-      form("Show the audit", [], () => this.show("Of all", null, [
-        ["Audit", () => auditOf(this.api, null, this.teller)],
-      ])),
-      form("Show admin tokens", [], () => this.openTokens()),
-    );
-    return openers;
-  }
-
-  openTokens(token) {
-    const made = token ? secretOf("admin token", token) : null;
-    return this.show("For operators", made, [
-      ["Admin tokens", () => tokensOf(this.api, (other) => this.openTokens(other), this.teller)],
-    ]);
-  }
-
-  get teller() { return (error) => this.tell(error); }
-
-  // After a write: show the tenant anew, and the key that was made, if one was.
-  async changed(id, key) {
-    this.tell(null);
-    await Promise.all([this.open(id, key), id.startsWith("@") ? null : this.live?.turn()]);
-  }
-
-  async open(id, key) {
-    if (!ID.test(id)) throw new Error("That is no tenant's id, and no @ with a group's.");
+  /** @param {string[]} path */
+  visit([id, ...rest]) {
     const { api } = this;
-    const changed = (other) => this.changed(id, other);
-    const made = key ? secretOf("API key", key) : null;
-    const audit = ["Audit", () => auditOf(api, id, this.teller)];
-    if (id.startsWith("@")) {
-      const group = `/groups/${id.slice(1)}`;
-      const { members } = await api.read(`${group}/members`);
-      await this.show(`Share group ${id.slice(1)}`, made, [
-        ["Members", () => [make("p", "", members.join(", ") || "None: a tenant's record names its group.")]],
-        ["System prompts", () => promptsOf(api, group, changed, this.teller)],
-        ["Adapters", () => adaptersOf(api, group, changed, this.teller)],
-        audit,
-        ["Delete", () => [grave("Delete the group", () => this.remove(group))]],
-      ]);
+    this.element.querySelector("dialog")?.close(); // of what was left
+    if (!api.seesAll) {
+      const own = /** @type {string} */ (api.operator?.tenant);
+      this.open(own, id === own ? rest : []);
       return;
     }
-    // Who is held to a tenant is told nothing of who changed it, and cannot delete it.
-    const forAll = api.seesAll ? [audit, ["Delete", () => [this.deletion(id)]]] : [];
-    await this.show(`Tenant ${id}`, made, [
-      ["Record", async () => [await recordForm(api, id, changed)]],
-      ["API keys", () => keysOf(api, id, changed, this.teller)],
-      ["System prompts", () => promptsOf(api, `/tenants/${id}`, changed, this.teller)],
-      ["Adapters", () => adaptersOf(api, `/tenants/${id}`, changed, this.teller)],
-      ["Usage", async (element) => {
-        const plot = await usageOf(api, id, element);
-        if (element.isConnected) this.plot = plot;
-        else plot?.close();
-        return [];
-      }],
-      ...forAll,
-    ]);
+    this.listing.hidden = id !== undefined;
+    this.place.hidden = id === undefined;
+    if (id === undefined) this.openList();
+    else if (id === OF_ALL) this.openAll(rest[0]);
+    else if (ID.test(id)) this.open(id, rest);
+    else this.leave("That is no tenant's id, and no @ with a group's.");
   }
 
-  // Sections under their headings, in place of those that were there; behind what was made. What
-  // is shown later takes the place of this, as far as it has come.
-  async show(title, made, sections) {
-    this.plot?.close();
-    this.plot = null;
-    const heading = make("h2", "", title);
-    heading.tabIndex = -1;
-    const details = make("div", "details");
-    details.append(heading, ...(made ? [made] : []));
-    this.details.replaceWith(details);
-    this.details = details;
-    if (!made) heading.focus();
-    for (const [name, contents] of sections) {
-      const section = make("details");
-      section.open = true;
-      section.append(make("summary", "", name));
-      details.append(section);
-      const shown = await contents(section);
-      if (this.details !== details) return;
-      section.append(...shown);
+  openList() {
+    this.page?.close();
+    this.page = null;
+    if (this.list === null) {
+      this.list = new List(this.listing, this.api, [
+        link("Audit", `#tenants/${OF_ALL}/audit`), link("Admin tokens", `#tenants/${OF_ALL}/tokens`),
+        button("New group", () => this.newGroup()), primary("New tenant", () => this.newTenant()),
+      ]);
+    } else {
+      this.list.again();
     }
   }
 
-  deletion(id) {
-    const fields = [field(`Type ${id} to delete it, with all it has`, "name", { required: true })];
-    return form("Delete the tenant", fields, async ({ name }) => {
-      if (name !== id) throw new Error(`That is not ${id}.`);
-      await this.remove(`/tenants/${id}`);
+  // The page that is open is gone, and what stands there instead is said.
+  /** @param {string} [why] */
+  leave(why) {
+    this.page?.close();
+    this.page = null;
+    this.place.replaceChildren(link("‹ Tenants", "#tenants"));
+    if (why === undefined) return;
+    const told = alerting();
+    told.textContent = why;
+    this.place.append(told);
+  }
+
+  /** @param {string} what */
+  openAll(what) {
+    this.leave();
+    const title = make("h2", "", what === "tokens" ? "Admin tokens" : "Audit of all");
+    title.tabIndex = -1;
+    const panel = make("section", "panel");
+    panel.ariaLabel = `${title.textContent}, all`;
+    this.place.append(title, panel);
+    title.focus();
+    if (what === "tokens") tokens(panel, this.api);
+    else auditOf(panel, this.api, null);
+  }
+
+  /** @param {string} id @param {string[]} path */
+  open(id, path) {
+    const isAnother = this.page?.id !== id;
+    if (isAnother) {
+      this.page?.close();
+      this.page = new Page(this.place, this.api, id);
+    }
+    this.page?.show(path);
+    if (!isAnother) return;
+    if (this.fresh?.id === id) this.page?.reveal("API key", this.fresh.key);
+    else this.page?.focus();
+    this.fresh = null;
+  }
+
+  newTenant() {
+    const fields = [
+      idField(),
+      field("Name, for people", "name", { placeholder: "as the id" }),
+      field("Share group", "share_group", { placeholder: "none" }),
+    ];
+    const hint = "A customer with an API key, limits and a cache of its own. The key is shown next, once.";
+    ask(this.element, { title: "New tenant", action: "Create the tenant", fields, hint }, async (values) => {
+      const { api_key: key } = await this.api.send("POST", "/tenants", given(values));
+      this.fresh = { id: values.id, key };
+      toast(`The tenant ${values.id} is made.`);
+      location.hash = `#tenants/${values.id}/keys`;
     });
   }
 
-  // Nothing of it is asked meanwhile.
-  async remove(path) {
-    const { details } = this;
-    details.ariaBusy = "true";
-    try {
-      await this.api.send("DELETE", path);
-      details.replaceChildren(make("p", "", "It is deleted."));
-      await this.live.turn();
-    } catch (error) {
-      this.tell(error);
-    } finally {
-      details.ariaBusy = "false";
-    }
+  newGroup() {
+    const fields = [idField(), field("Name, for people", "name", { placeholder: "as the id" })];
+    const hint = "Its members share its prompts and adapters, and nothing else.";
+    ask(this.element, { title: "New share group", action: "Create the group", fields, hint }, async (values) => {
+      await this.api.send("POST", "/groups", given(values));
+      toast(`The share group ${values.id} is made.`);
+      location.hash = `#tenants/@${values.id}`;
+    });
   }
+}
+
+function idField() {
+  const what = "Small letters, digits and hyphens";
+  return field("Id", "id", { required: true, pattern: "[a-z0-9\\-]{1,63}", title: what, placeholder: what });
+}
+
+// What was filled in.
+/** @param {Record<string, string>} values */
+function given(values) {
+  return Object.fromEntries(Object.entries(values).filter(([, value]) => value.trim() !== ""));
 }

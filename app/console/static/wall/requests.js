@@ -1,6 +1,7 @@
 // The requests that lean on a wall's blocks (/admin/wall/requests): a list, and one's chain outlined.
 
-import { copier, fill, make, put, rest } from "../dom.js";
+import { fill, put, rest } from "../dom.js";
+import { actions, addressOf } from "./addresses.js";
 import { Chain } from "./chain.js";
 import { RequestTable } from "./request_table.js";
 import { number } from "./words.js";
@@ -231,39 +232,6 @@ export class Requests {
     const places = this.places.cell === cell ? this.places.known.map(placeOf) : [];
     return [...chains, ...places].join("");
   }
-}
-
-/**
- * Where a tenant's cells and requests are shown alone, and one of these.
- * @param {string} tenant @param {string | null} id
- */
-export function addressOf(tenant, id = null) {
-  return `#${["wall", tenant, ...(id === null ? [] : [id])].map(encodeURIComponent).join("/")}`;
-}
-
-/**
- * @param {string} text @param {string} address
- * @returns {HTMLAnchorElement}
- */
-export function link(text, address) {
-  return Object.assign(document.createElement("a"), { textContent: text, href: address });
-}
-
-/** @param {WallRequest} one */
-function actions({ id, tenant }) {
-  const address = () => new URL(addressOf(tenant, id), location.href).href;
-  const copies = [["id", () => id], ["link", address]].map(([what, text]) => {
-    const element = copier(`the request's ${what}`, /** @type {() => string} */ (text));
-    const both = make("span");
-    both.append(`${what === "id" ? "Id" : "Link"} `, element);
-    both.hidden = element.hidden;
-    return both;
-  });
-  return [
-    ...copies,
-    link(`Only ${tenant}'s cells and requests`, addressOf(tenant, id)),
-    link(`${tenant}'s record`, `#tenants/${encodeURIComponent(tenant)}`),
-  ];
 }
 
 /** @param {Place} place */
