@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from starlette.requests import Request
 
 from app.background.booking import LeaseBooking, LeftUsage
+from app.background.demonstration import Demonstration
 from app.background.supervisor import Supervisor
 from app.background.warming import Warmer
 from app.chat.stored import StoredCompletions
@@ -57,6 +58,7 @@ class Service:
     warmer: Warmer
     lease_booking: LeaseBooking
     left_usage: LeftUsage
+    demonstration: Demonstration
     workers: Workers
     intake: Intake
     bodies: Bodies

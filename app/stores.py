@@ -16,6 +16,7 @@ from tenants.adapters.adapters import Adapters
 from tenants.adapters.room import MostAdapters
 from tenants.at_rest.pepper import Peppers, load_peppers, pepper_path
 from tenants.backup import Backup
+from tenants.demonstrations import Demonstrations
 from tenants.errors import StoreUnavailable, TenantExists
 from tenants.groups import ShareGroups
 from tenants.idempotency import Idempotency
@@ -70,6 +71,7 @@ class Stores:
     budgets: Budgets
     outbox: Outbox
     usage: UsageMeter
+    demonstrations: Demonstrations
 
     @classmethod
     def over(
@@ -128,6 +130,7 @@ class Stores:
             budgets=Budgets(redis, limiter, outbox=outbox if tells_budgets else None),
             outbox=outbox,
             usage=UsageMeter(redis, journal),
+            demonstrations=Demonstrations(redis),
         )
 
 

@@ -47,7 +47,7 @@ _PASSING: Final = frozenset(
 """Kinds of keys that tell of requests under way."""
 _PASSING_PREFIXES: Final = (
     *("pw:step:", redis_keys.process("")),
-    *(redis_keys.PROBE, redis_keys.AUDIT_KEEPER),
+    *(redis_keys.PROBE, redis_keys.AUDIT_KEEPER, redis_keys.DEMONSTRATION),
 )
 _LOOK_UPS: Final = "pw:key:"
 _ANSWERS: Final = "pw:idempotency:"

@@ -40,6 +40,9 @@ AUDIT_WRITTEN = "pw:audit-written"
 AUDIT_KEEPER = "pw:audit-keeper"
 """String with expiry: which process keeps the audit."""
 
+DEMONSTRATION = "pw:demonstration"
+"""String: the demonstration that is under way, see `tenants.demonstrations`."""
+
 UNFINISHED = "pw:unfinished"
 """Sorted set: `owner write` of the writes under way in a Redis Cluster, by when they began."""
 
@@ -65,6 +68,7 @@ _TYPES: Final[Mapping[str, str]] = {
     AUDIT: "stream",
     AUDIT_WRITTEN: "string",
     AUDIT_KEEPER: "string",
+    DEMONSTRATION: "string",
     UNFINISHED: "zset",
     OPERATOR_TOKENS: "hash",
     OUTBOX_DUE: "zset",

@@ -26,11 +26,13 @@ from app.admin.routes import (
     adapters,
     audit,
     cache,
+    demonstration,
     groups,
     keys,
     live,
     operators,
     prompts,
+    sharing,
     tenants,
     usage,
     wall,
@@ -74,7 +76,8 @@ _NO_TELEMETRY: TelemetryConfig = {
 _ROUTERS = [
     *(tenants.router, keys.router, *prompts.ROUTERS.values(), *adapters.ROUTERS.values()),
     groups.router,
-    *(usage.router, audit.router, live.router, cache.router, wall.router),
+    *(usage.router, audit.router, live.router, sharing.router, cache.router, wall.router),
+    demonstration.router,
     *(operators.router, operators.signing_in),
 ]
 ROUTES = [route for router in _ROUTERS for route in router.routes if isinstance(route, AdminRoute)]

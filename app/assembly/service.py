@@ -19,6 +19,7 @@ from app.admin.door import Door
 from app.admin.mount import admin_routes
 from app.admin.ops import Scraping, healthz, metrics_route, readyz_with_reason, version
 from app.background.booking import LeaseBooking, LeftUsage
+from app.background.demonstration import Demonstration
 from app.background.supervisor import Loop, Supervisor
 from app.background.warming import Warmer
 from app.background.webhooks import Webhook, WebhookSender
@@ -207,6 +208,7 @@ def _assembled(
         warmer=Warmer(engine, stores.tenants, stores.groups, stores.prompts, registered, booking),
         left_usage=LeftUsage(stores.usage),
         lease_booking=LeaseBooking(engine, booking, stores.usage),
+        demonstration=Demonstration(engine, stores, generations, template, gate),
         workers=workers,
         intake=intake,
         bodies=Bodies(bounds, intake, workers, template.reasoning.unheeded),
@@ -250,6 +252,7 @@ async def _background(service: Service, webhook: Webhook | None) -> AsyncIterato
             leases=service.gate.keep_slots,
             lease_booking=service.lease_booking.run,
             left_usage=service.left_usage.run,
+            demonstration=service.demonstration.run,
             running=stores.running.run,
             late_writes=service.late_writes.run,
             audit=stores.audit_keeper.run,

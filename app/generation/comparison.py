@@ -102,12 +102,13 @@ class Comparison:
         elif self.stateless:
             details.reason = "no_state"
             details.keys_tokens = self.stateless * self.block_size
-        elif self.gone is None or self.gone.state != "evicted":
+        elif self.gone is None or self.gone.state == "present":
             details.reason = "unknown"
         else:
-            details.reason = "evicted"
-            details.evicted_at = int(time.time() - self.gone.seconds_ago)
-            details.evicted_by = self.gone.why or UNSET
+            details.reason = self.gone.state
+            if self.gone.state == "evicted":
+                details.evicted_at = int(time.time() - self.gone.seconds_ago)
+                details.evicted_by = self.gone.why or UNSET
 
     def _full(self, tokens: int) -> int:
         """So many of them lie in full blocks."""

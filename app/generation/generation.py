@@ -21,6 +21,7 @@ from app.limits.booking import Used
 from app.observe.log_lines import log_generation
 from app.observe.metrics import Metrics
 from app.observe.request_fields import current_request
+from app.observe.sharing import Saved
 from app.prompt.conversation import Prompt
 from app.prompt.reasoning_style import Opened
 from app.shares import SharedRoom
@@ -102,6 +103,8 @@ class Generation:
         self._texts = TokenTexts(tokenizer)
         self.cached_tokens = asked.cached_tokens
         self.cache_write_tokens = asked.cache_write_tokens
+        self.saved_seconds = 0.0
+        """Of computing, as tokens were found in the cache."""
         self.failure: ApiError | None = None
         self.named: Mapping[str, bytes] = {}
         """The items that its request has named, as JSON by id."""
@@ -291,13 +294,32 @@ class Generation:
         prompt, cached = (len(self.request.prompt), self.cached_tokens) if first else (0, 0)
         reason = self.outcome if self._deltas is None else None
         traffic, tenant = self._metrics.traffic, self.request.tenant
-        traffic.count_answer(tenant, prompt, cached, output, reason)
+        saved_seconds = self.saved_seconds if first else 0.0
+        traffic.count_answer(tenant, prompt, cached, output, reason, saved_seconds)
         if self.asked.adapter is not None:
             traffic.count_adapter(tenant, self.asked.adapter, int(first), prompt, cached, output)
         if first:
             self._prompt_is_counted = True
-            if origin := self.prompt.origin:
-                traffic.count_prompt(f"{origin.owner}/{origin.name}", prompt, cached)
+            origin = self.prompt.origin
+            name = None if origin is None else f"{origin.owner}/{origin.name}"
+            if name is not None:
+                traffic.count_prompt(name, prompt, cached)
+            self._count_saved(name)
+
+    def _count_saved(self, registered: str | None) -> None:
+        """Account for what it has saved, and what of that is the registered prompt's doing: as
+        many of its own tokens as were found, and as large a part of the seconds.
+        """
+        prompt, found, prices = len(self.request.prompt), self.cached_tokens, self.ticket.prices
+        shared = self.request.namespaces.shared_tokens
+        found_of = min(found, shared)
+        seconds = self.saved_seconds * found_of / found if found else 0.0
+        self._metrics.sharing.count(
+            self.request.tenant,
+            Saved.by_one(prompt, found, self.saved_seconds, prices),
+            registered,
+            Saved.by_one(shared, found_of, seconds, prices),
+        )
 
     async def _next_delta(self) -> TokenDelta | None:
         """The next delta, or `None` once the generation was ended from outside.
@@ -342,6 +364,7 @@ class Generation:
         if self._first_run:
             self.cached_tokens = max(self.cached_tokens, delta.cached_tokens)
             self.cache_write_tokens = max(self.cache_write_tokens, delta.cache_write_tokens)
+            self.saved_seconds = max(self.saved_seconds, delta.saved_seconds)
         if delta.searched_tokens:
             self.ticket.first_token()
             # A search whose engine has died begins anew, and is paid for once.

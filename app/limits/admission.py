@@ -24,6 +24,7 @@ from tenants.limits.budgets import Budgets, Hold
 from tenants.limits.limiter import Admission, Limiter, LimitExceeded, Quota
 from tenants.records import Principal, Tenant
 from tenants.usage.journal import Slot
+from tenants.usage.prices import Prices
 
 WARNING_HEADER = "x-partywall-budget-warning"
 _QUEUE_RETRY_SECONDS = 1.0
@@ -257,6 +258,11 @@ class Ticket:
         """
         headers = _quota_headers(self.admission.requests, self.admission.tokens)
         return headers if self.warning is None else headers | {WARNING_HEADER: self.warning}
+
+    @property
+    def prices(self) -> Prices:
+        """What its tokens cost, once it has begun."""
+        return self._bill.prices
 
     async def reserve(self, asked: Payable) -> None:
         """Take what one request may use at most, see `Gate.reserve`."""

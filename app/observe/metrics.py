@@ -10,6 +10,7 @@ from prometheus_client.exposition import choose_encoder
 
 from app.observe.engine_metrics import EngineMetrics
 from app.observe.fleet_metrics import FleetMetrics
+from app.observe.sharing import Sharing
 from app.observe.traffic import Traffic
 
 _RANK_SECONDS = 60.0
@@ -44,6 +45,7 @@ class Metrics:
         self.engine = EngineMetrics()
         self.fleet = FleetMetrics()
         self.traffic = Traffic(most_tenants)
+        self.sharing = Sharing()
         for collector in (self.engine, self.fleet, self.traffic):
             self.registry.register(collector)
         self._ranked_at = time.monotonic()

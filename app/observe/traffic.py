@@ -102,6 +102,7 @@ class TenantSeries:
     queue_time: Histogram = field(default_factory=Histogram)
     move_time: Histogram = field(default_factory=Histogram)
     tokens: Counter[str] = field(default_factory=Counter)
+    saved_seconds: float = 0.0
     finished: Counter[str] = field(default_factory=Counter)
 
 
@@ -140,13 +141,22 @@ class Traffic(Collector):
             busiest.rank()
 
     def count_answer(
-        self, tenant: str, prompt: int, cached: int, output: int, reason: str | None
+        self,
+        tenant: str,
+        prompt: int,
+        cached: int,
+        output: int,
+        reason: str | None,
+        saved_seconds: float = 0.0,
     ) -> None:
-        """Account for more tokens of one answer, and why it ended if it has."""
+        """Account for more tokens of one answer, what it saved that some were cached, and why it
+        ended if it has.
+        """
         series = self.tenants.did(tenant, prompt + output)
         series.tokens["prompt_tokens"] += prompt
         series.tokens["prompt_tokens_cached"] += cached
         series.tokens["generation_tokens"] += output
+        series.saved_seconds += saved_seconds
         if reason is not None:
             series.finished[reason] += 1
 
@@ -215,6 +225,11 @@ class Traffic(Collector):
             for tenant, series in self.tenants:
                 family.add_metric((tenant,), series.tokens[name])
             yield family
+        meaning = "Computing that was saved as tokens of prompts were found in the cache."
+        saved = _counter("prompt_seconds_saved", meaning, ("tenant",))
+        for tenant, series in self.tenants:
+            saved.add_metric((tenant,), series.saved_seconds)
+        yield saved
 
     def _of_adapters(self) -> Iterator[Metric]:
         for name, what in (

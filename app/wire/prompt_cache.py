@@ -93,6 +93,8 @@ OwnReason = Literal[
     "prefix_shorter_than_block",
     "not_kept",
     "not_asked",
+    "lost_long_ago",
+    "never_seen",
     "unknown",
 ]
 

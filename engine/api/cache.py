@@ -14,13 +14,16 @@ because the tenant leased too much, or because it had run out; or its tenant was
 class BlockFate(msgspec.Struct, frozen=True):
     """What has become of a block: `evicted` so many seconds ago, and why.
 
-    What was evicted long ago, or was never there, is unknown. Where layers keep a state there may
-    be keys, and `no_state` behind them to go on from.
+    `lost_long_ago` is what was evicted so many seconds ago or more, and no cause is remembered any
+    more; `never_seen` what was not here since the engine's start, or not for very long. Where
+    layers keep a state there may be keys, and `no_state` behind them to go on from.
     """
 
-    state: Literal["present", "evicted", "no_state", "unknown"]
+    state: Literal["present", "evicted", "no_state", "lost_long_ago", "never_seen"]
     seconds_ago: float = 0.0
     why: Loss | None = None
+    by: str = ""
+    """Whose request got its memory, if anybody's; for operators alone."""
 
 
 class ChainState(msgspec.Struct, frozen=True, kw_only=True):
@@ -65,10 +68,11 @@ class ChainBreak(msgspec.Struct, frozen=True, kw_only=True):
     """Where what a request found of its prompt ended, behind so many `tokens`, and why.
 
     All that may be found was, but for a part of a block (`prompt_ends`), or that is less than a
-    block; it asks for nothing of the cache; or the next block was `evicted`, so many seconds ago
-    and for the loss `evicted_by`; it was there, but computed again all the same (`not_used`), as
-    that is faster, or is to tell log-probabilities; the keys of `keys_tokens` more were there, but
-    no state behind any of them (`no_state`); or nothing is known of it.
+    block; it asks for nothing of the cache; or the next block was `evicted`, so many seconds ago,
+    for the loss `evicted_by` and the tenant `evicted_for`; or so long ago that no more is known
+    (`lost_long_ago`); it was there, but computed again all the same (`not_used`), as that is
+    faster, or is to tell log-probabilities; the keys of `keys_tokens` more were there, but no state
+    behind any of them (`no_state`); it is new (`never_seen`); or nothing is known of it.
     """
 
     tokens: int
@@ -79,9 +83,12 @@ class ChainBreak(msgspec.Struct, frozen=True, kw_only=True):
         "evicted",
         "not_used",
         "no_state",
+        "lost_long_ago",
+        "never_seen",
         "unknown",
     ]
     evicted_by: Loss | None = None
+    evicted_for: str = ""
     keys_tokens: int = 0
     seconds_ago: float = 0.0
 
@@ -137,5 +144,7 @@ class Roll(msgspec.Struct, frozen=True, kw_only=True):
     """Some of those of the cell that was asked about, in the chains that were used last."""
     on_disk: dict[str, int] = {}
     """Blocks that are kept on disk, by owner."""
+    gain_of_twice: float = 0.0
+    """Which part more of what was asked for a pool of twice the size would have found."""
     replicas: int = 1
     """How many engines there are to be asked."""

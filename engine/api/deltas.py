@@ -50,6 +50,9 @@ class TokenDelta(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     waited_seconds: float = 0.0
     """How long the request has waited to be admitted since the last time that it was told of: in
     the queue, or, after that, because it was preempted. Told of its first sequence."""
+    saved_seconds: float = 0.0
+    """What computing the `cached_tokens` would have taken, by what steps have taught, less what it
+    takes to copy those from host memory. Told once, of its first sequence."""
     rebuilt_seconds: float = 0.0
     """How long its reader had nothing because another engine took a dead one's place."""
     error: str | None = None

@@ -6,6 +6,7 @@ from typing import Final
 
 import msgspec
 
+from engine.api.cache import Loss
 from engine.api.kinds import EVERYTHING, Kind, block_pages, most_pages, most_tokens
 
 
@@ -82,6 +83,19 @@ class ReusePoint(msgspec.Struct, frozen=True):
 
     blocks: int
     found: float
+
+
+class Evicted(msgspec.Struct, frozen=True):
+    """Blocks of the tenant `owner` that went, since the start, for memory that requests of `by`
+    needed, or, where that is empty, as they were deleted; `lately` is within a minute. "other" are
+    all others together.
+    """
+
+    owner: str
+    by: str
+    why: Loss
+    blocks: int
+    lately: int
 
 
 class TenantStats(msgspec.Struct, frozen=True, kw_only=True):
@@ -163,6 +177,8 @@ class EngineCounters(msgspec.Struct, frozen=True, kw_only=True):
     lease_block_seconds: float = 0.0
     leases_broken: int = 0
     leases_cut: int = 0
+    evicted_blocks: int = 0
+    """For their memory, though a hit might have needed them."""
     invariant_violations: int
     plan_seconds: float = 0.0
     """For which the loop has decided what steps compute."""
@@ -208,3 +224,5 @@ class EngineStats(EngineCounters, frozen=True, kw_only=True):
     adapters: list[LoadedAdapter] = []
     reuse: list[ReusePoint] = []
     """By size of the pool, smaller and larger ones than it is."""
+    evicted: list[Evicted] = []
+    """Some pairs of tenants, those of whom most was evicted lately first."""

@@ -46,7 +46,13 @@ class Changes(Listener):
             self._changes.append(Change(block_hash, True, _parent(where, parent)))
 
     def lost(
-        self, _block: int, block_hash: bytes | None, _owner: str, _why: Loss | None, _kind: int
+        self,
+        _block: int,
+        block_hash: bytes | None,
+        _owner: str,
+        _why: Loss | None,
+        _kind: int,
+        _by: str,
     ) -> None:
         """See `Listener`."""
         if block_hash is not None:
@@ -105,7 +111,13 @@ class ResumableChanges(Changes):
             self._look_again(block_hash, node)
 
     def lost(
-        self, _block: int, block_hash: bytes | None, _owner: str, _why: Loss | None, kind: int
+        self,
+        _block: int,
+        block_hash: bytes | None,
+        _owner: str,
+        _why: Loss | None,
+        kind: int,
+        _by: str,
     ) -> None:
         """See `Listener`."""
         if block_hash is not None:

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable
 from itertools import chain
-from typing import Final
 
-from engine.api import BlockFate, Loss
+from engine.api import Loss
 from engine.blocks.partial_hits import Place
-
-_LOSSES_A_BLOCK: Final = 4
-"""So many losses are remembered for each block of the pool."""
 
 
 class Listener:
@@ -37,36 +32,13 @@ class Listener:
         not passed it. All is still known of it."""
 
     def lost(
-        self, block: int, block_hash: bytes | None, owner: str, why: Loss | None, kind: int
+        self, block: int, block_hash: bytes | None, owner: str, why: Loss | None, kind: int, by: str
     ) -> None:
-        """It cannot be found any more. `None`: it has held nothing."""
+        """It cannot be found any more. No `why`: it has held nothing. Its memory went to a request
+        of `by`, if to anybody's, and its layers had not passed it."""
 
     def touched(self, blocks: Collection[int]) -> None:
         """More or fewer hold or lease these blocks than before, or they are another tenant's."""
-
-
-class Losses:
-    """What was evicted lately, when, and why, by its hash: so that a miss can be explained."""
-
-    def __init__(self, num_blocks: int, clock: Callable[[], float]) -> None:
-        self._most = _LOSSES_A_BLOCK * num_blocks
-        self._clock = clock
-        self._losses: OrderedDict[tuple[bytes, int], tuple[float, Loss]] = OrderedDict()
-
-    def add(self, block_hash: bytes, why: Loss, kind: int = 0) -> None:
-        """What is found by this hash is lost; whatever was lost by it before is forgotten."""
-        self._losses.pop((block_hash, kind), None)
-        self._losses[block_hash, kind] = self._clock(), why
-        if len(self._losses) > self._most:
-            self._losses.popitem(last=False)
-
-    def fate(self, block_hash: bytes, kind: int = 0) -> BlockFate:
-        """What is known of a block that is not there."""
-        loss = self._losses.get((block_hash, kind))
-        if loss is None:
-            return BlockFate("unknown")
-        when, why = loss
-        return BlockFate("evicted", self._clock() - when, why)
 
 
 class Marks(Listener):
@@ -90,7 +62,13 @@ class Marks(Listener):
         self.touched((block,))
 
     def lost(
-        self, block: int, _block_hash: bytes | None, _owner: str, _why: Loss | None, _kind: int
+        self,
+        block: int,
+        _block_hash: bytes | None,
+        _owner: str,
+        _why: Loss | None,
+        _kind: int,
+        _by: str,
     ) -> None:
         """See `Listener`."""
         self.touched((block,))

@@ -368,7 +368,7 @@ class BlockPool:
         assert key is not None, "what is cached has a hash"
         if not was_passed:
             self._listener.evicted(block)
-        self._forget(block, key, self._queue.emptied(block))
+        self._forget(block, key, self._queue.emptied(block), "" if was_passed else owner)
         self._free(block)
 
     def _place(self, block: int, pages: list[int]) -> None:
@@ -382,12 +382,13 @@ class BlockPool:
             self._block_on[page] = page
         self._queue.add_free(pages)
 
-    def _forget(self, block: int, key: bytes, why: Loss | None) -> None:
+    def _forget(self, block: int, key: bytes, why: Loss | None, by: str = "") -> None:
         block_hash = self.chain_hash(block)
         self._hashes[block] = None
         del self._by_hash[key]
         self._tails.discard(block)
-        self._listener.lost(block, block_hash, self._owners[block], why, self._kinds_of[block])
+        kind = self._kinds_of[block]
+        self._listener.lost(block, block_hash, self._owners[block], why, kind, by)
 
 
 def _key(block_hash: bytes, kind: int) -> bytes:

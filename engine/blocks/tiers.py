@@ -6,11 +6,15 @@ import time
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Sequence
 
+from msgspec.structs import replace
+
 from engine.api import EVERYTHING, BlockFate, Kind, Loss
 from engine.blocks.changes import Changes
 from engine.blocks.eviction.policy import Eviction
-from engine.blocks.listeners import Listener, Losses, Marks
+from engine.blocks.evictions import Evictions
+from engine.blocks.listeners import Listener, Marks
 from engine.blocks.lookup import usable
+from engine.blocks.losses import Losses
 from engine.blocks.partial_hits import PartialHits, Place
 from engine.blocks.pool import BlockPool, InvariantError
 from engine.blocks.transfers import TransferQueue
@@ -85,6 +89,7 @@ class Tiers(Listener):
         """Those that are held while adapters are written into them."""
         self.fresh: set[int] = set()
         """The findable blocks that were registered since they were taken."""
+        self.evictions = Evictions(clock)
         self._losses = Losses(num_pages, clock)
 
     @property
@@ -106,11 +111,12 @@ class Tiers(Listener):
 
     def fates(self, hashes: Sequence[bytes]) -> list[BlockFate]:
         """Of each block of a chain, from its first one on: whether it can be found and, where kinds
-        forget, be hit; or else what is known of the loss of what is missing.
+        forget, be hit; or else what is known of the loss of what is missing. As tenants may know
+        it: not for whom it went, nor how fast all of them together have losses forgotten.
         """
         num_hit = len(usable(self.pool, hashes, self.block_size))
         missing = (self.miss(hashes, index) for index in range(num_hit, len(hashes)))
-        return [BlockFate("present")] * num_hit + list(missing)
+        return [BlockFate("present")] * num_hit + list(map(_for_tenants, missing))
 
     def miss(self, hashes: Sequence[bytes], index: int) -> BlockFate:
         """What is known of the first block, of whatever kind, without which none could go on behind
@@ -129,7 +135,7 @@ class Tiers(Listener):
         fate = self._losses.fate(hashes[first], number)
         # Of the first kind are keys, unless a model has nothing but states.
         has_keys = all(one > 0 and self.pool.kinds[one].is_state for _, one in lacked)
-        if fate.state == "unknown" and has_keys:
+        if fate.state == "never_seen" and has_keys:
             return BlockFate("no_state")
         return fate
 
@@ -159,6 +165,7 @@ class Tiers(Listener):
         self.host.check()
         findable = {block for block, key in enumerate(self.pool.hashes) if key is not None}
         try:
+            self.evictions.check()
             self.partial_hits.check(findable)
             assert self.fresh <= findable, "a forgotten block is fresh"
         except AssertionError as error:
@@ -196,17 +203,27 @@ class Tiers(Listener):
             self.host.release([slot])
 
     def lost(
-        self, block: int, block_hash: bytes | None, owner: str, why: Loss | None, kind: int
+        self, block: int, block_hash: bytes | None, owner: str, why: Loss | None, kind: int, by: str
     ) -> None:
         """See `Listener`."""
         self.fresh.discard(block)
         self.partial_hits.drop(block)
         self.marks.touched((block,))
         if self.changes is not None:
-            self.changes.lost(block, block_hash, owner, why, kind)
-        if block_hash is not None and why is not None:
-            self._losses.add(block_hash, why, kind)
+            self.changes.lost(block, block_hash, owner, why, kind, by)
+        if why is None:
+            return
+        if by or why == "deleted":
+            self.evictions.add(owner, by, why, self.pool.sizes[block])
+        if block_hash is not None:
+            self._losses.add(block_hash, why, kind, by)
 
     def touched(self, blocks: Collection[int]) -> None:
         """See `Listener`."""
         self.marks.touched(blocks)
+
+
+def _for_tenants(fate: BlockFate) -> BlockFate:
+    if fate.state == "lost_long_ago":
+        return BlockFate(fate.state)
+    return replace(fate, by="")

@@ -17,6 +17,7 @@ from engine.schedule.roll import RollKeeper
 from engine.schedule.swap_or_recompute import SwapOrRecompute
 from engine.sequences.group import Saved, SequenceGroup
 from engine.sequences.held_adapters import HeldAdapters
+from engine.sequences.pace import Pace
 from engine.sequences.sequence import Sequence
 
 
@@ -35,9 +36,11 @@ class Lifecycle:
         prices: Prices,
         min_run_tokens: int,
         step_tokens: int,
+        pace: Pace,
     ) -> None:
-        """A step computes `step_tokens` at most."""
+        """A step computes `step_tokens` at most; `pace` says what tokens take."""
         self.tiers = tiers
+        self.pace = pace
         self.step_tokens = step_tokens
         self._forgets = any(kind.forgets for kind in tiers.pool.kinds)
         self.recovery = recovery
@@ -61,7 +64,7 @@ class Lifecycle:
         self.num_copied_blocks = 0
         self.reuse = ReuseCurve(tiers.pool.num_blocks, tiers.num_findable)
         self.chains = Chains(tiers)
-        self.roll = RollKeeper(tiers, self.chains, self.live, self.running)
+        self.roll = RollKeeper(tiers, self.chains, self.reuse, self.live, self.running)
 
     @property
     def num_waiting(self) -> int:
@@ -347,6 +350,9 @@ class Lifecycle:
             self.num_in_block_tokens += sum(hit.num_tokens for hit in admission.partial_hits)
             for sequence in admission.group.sequences:
                 sequence.first_hit = found
+            computed = self.pace.seconds(0, found) or 0.0
+            copied = self.recovery.costs.swap_in_seconds(self.tiers.host.count(admission.slots))
+            first.saved_seconds = max(0.0, computed - copied)
 
     def _note_miss(self, admission: ComputeAdmission, hashes: list[bytes]) -> None:
         """Keep what is known of the first block that a hit lacked: soon it is there again."""

@@ -71,6 +71,12 @@ class ReuseCurve:
             for size, found in zip(self._sizes, self._found, strict=True)
         ]
 
+    @property
+    def gain_of_twice(self) -> float:
+        """Which part more a pool of twice the size would have found."""
+        points = self.points()
+        return points[_FACTORS.index(2)].found - points[_FACTORS.index(1)].found
+
     def _use(self, block_hash: bytes, place: int) -> int | None:
         """How many other watched blocks were used since this one was, if it was."""
         self._now += 1

@@ -17,6 +17,7 @@ from engine.api import ChainBreak, ChainPlace, RequestState, Roll
 from engine.blocks.chains import Chains
 from engine.blocks.lookup import usable
 from engine.blocks.tiers import Tiers
+from engine.schedule.reuse import ReuseCurve
 from engine.sequences.group import Saved, SequenceGroup
 
 _MOST_LIVE: Final = 64
@@ -44,11 +45,13 @@ class RollKeeper:
         self,
         tiers: Tiers,
         chains: Chains,
+        reuse: ReuseCurve,
         live: Mapping[str, SequenceGroup],
         running: Mapping[str, SequenceGroup],
     ) -> None:
         """Of the groups that are `live` some are `running`."""
         self._tiers = tiers
+        self._reuse = reuse
         self._clock = tiers.clock
         self._chains = chains
         self._live = live
@@ -65,8 +68,14 @@ class RollKeeper:
         groups = self._chosen()
         most = min(_CELLS_OF_ONE, _CELLS // max(1, len(groups) + len(self._ended)))
         live = [self._told(group, most) for group in groups]
-        ended = [self._with_found(self._aged(one), one.hashes, most) for one in reversed(self._ended)]
-        return Roll(requests=live + ended, places=[] if cell is None else self._places(cell))
+        ended = [
+            self._with_found(self._aged(one), one.hashes, most) for one in reversed(self._ended)
+        ]
+        return Roll(
+            requests=live + ended,
+            places=[] if cell is None else self._places(cell),
+            gain_of_twice=self._reuse.gain_of_twice,
+        )
 
     def _places(self, cell: int) -> list[ChainPlace]:
         pool, slots = self._tiers.pool, self._tiers.host
@@ -187,9 +196,16 @@ class RollKeeper:
             return ChainBreak(tokens=found, why="prefix_shorter_than_block")
         if missed is not None and missed.state == "no_state":
             return ChainBreak(tokens=found, why="no_state", keys_tokens=group.alike - found)
-        if missed is None or missed.state == "unknown":
+        if missed is None:
             return ChainBreak(tokens=found, why="unknown")
         if missed.state == "present":
             return ChainBreak(tokens=found, why="not_used")
-        ago = missed.seconds_ago + self._clock() - group.admitted_at
-        return ChainBreak(tokens=found, why="evicted", evicted_by=missed.why, seconds_ago=ago)
+        if missed.state == "never_seen":
+            return ChainBreak(tokens=found, why="never_seen")
+        return ChainBreak(
+            tokens=found,
+            why=missed.state,
+            evicted_by=missed.why,
+            evicted_for=missed.by,
+            seconds_ago=missed.seconds_ago + self._clock() - group.admitted_at,
+        )

@@ -74,13 +74,14 @@ class Scheduler:
         self.pool = tiers.pool
         self.pins = Pins(tiers.pool)
         fairness = make_fairness(config, prices)
-        self.lifecycle = Lifecycle(tiers, recovery, fairness, prices, config.min_run_tokens, budget)
+        self.pace = Pace(config.itl_target_ms / 1000, recovery.costs.compute.doubling)
+        least = config.min_run_tokens
+        self.lifecycle = Lifecycle(tiers, recovery, fairness, prices, least, budget, self.pace)
         self.running = self.lifecycle.running
         """The groups that hold blocks, by their requests' ids."""
         self.accounts = self.lifecycle.accounts
         self.decode = DecodePlanner(self.lifecycle, turns)
         self.budget = StepBudget(budget, most_sequences)
-        self.pace = Pace(config.itl_target_ms / 1000, recovery.costs.compute.doubling)
         self.prefill = PrefillPlanner(self.lifecycle, self.pins, self.budget, self.pace, uncut)
         self.speculation: Speculation | None = None
         if drafter is not None:

@@ -48,6 +48,8 @@ class Sequence:
     """`SequenceGroup.num_searched`, when it was last news."""
     waited_seconds: float = 0.0
     """How long its request has waited, if that is still to be told with its news."""
+    saved_seconds: float = 0.0
+    """What its request has saved by `first_hit`, if that is still to be told."""
 
     def __post_init__(self) -> None:
         self.token_ids = list(self.request.prompt)
@@ -135,13 +137,18 @@ class Sequence:
         """Another sequence that begins with the same tokens, in the same blocks."""
         fork = copy(self)
         fork.table, fork.token_ids = self.table.fork(), list(self.token_ids)
-        fork.waited_seconds = 0.0
+        fork.waited_seconds = fork.saved_seconds = 0.0
         return fork
 
     def take_waited(self) -> float:
         """How long its request has waited, once."""
         waited, self.waited_seconds = self.waited_seconds, 0.0
         return waited
+
+    def take_saved(self) -> float:
+        """What its request has saved, once."""
+        saved, self.saved_seconds = self.saved_seconds, 0.0
+        return saved
 
     def fail(self, message: str) -> None:
         """End it for a reason that `message` explains to the client."""

@@ -16,15 +16,16 @@ def delta_of(news: News, sampled: Sampled) -> TokenDelta:
     had to wait.
     """
     sequence = news.sequence
-    waited = sequence.take_waited()
+    waited, saved = sequence.take_waited(), sequence.take_saved()
     if news.scored:
         told = [sampled.prompt_logprobs[row] for row in news.scored]
-        return _told(sequence, waited_seconds=waited, prompt_logprobs=told)
+        return _told(sequence, waited_seconds=waited, saved_seconds=saved, prompt_logprobs=told)
     if sequence.sampling.max_tokens == 0:
-        return structs.replace(last_delta(sequence), waited_seconds=waited)
+        last = last_delta(sequence)
+        return structs.replace(last, waited_seconds=waited, saved_seconds=saved)
     if sequence.request.beam is not None and sequence.finish_reason is None:
         grown = sequence.num_searched
-        return _told(sequence, 0, waited_seconds=waited, searched_tokens=grown)
+        return _told(sequence, 0, waited_seconds=waited, saved_seconds=saved, searched_tokens=grown)
     # Tokens of this step, or with a score whole hypotheses.
     count = len(news.rows) if sequence.score is None else len(sequence.token_ids)
     first = max(sequence.num_prompt_tokens, len(sequence.token_ids) - count)
@@ -40,6 +41,7 @@ def delta_of(news: News, sampled: Sampled) -> TokenDelta:
         cached_tokens=sequence.first_hit or 0,
         cache_write_tokens=sequence.num_written,
         waited_seconds=waited,
+        saved_seconds=saved,
         error=sequence.error,
     )
 

@@ -65,6 +65,8 @@ def engine_stats(
         in_block_tokens=lifecycle.num_in_block_tokens,
         tenants=tenants,
         reuse=list(lifecycle.reuse.points()),
+        evicted=tiers.evictions.told(pool.in_blocks),
+        evicted_blocks=pool.in_blocks(tiers.evictions.num_pages),
         plan_seconds=order.plan_seconds,
         compute_seconds=order.compute_seconds,
         **counts,

@@ -98,16 +98,23 @@ class WallBreak(Document):
         "evicted",
         "not_used",
         "no_state",
+        "lost_long_ago",
+        "never_seen",
         "unknown",
     ] = Field(
         description="All was found, but for a part of a block; it is less than a block; nothing "
         "was asked of the cache; the next block was evicted; it was there, but computed again all "
-        "the same; its keys were there, but no state behind them; or it was never there, or long "
-        "ago."
+        "the same; its keys were there, but no state behind them; it was evicted so long ago that "
+        "no more is known; it is new since the engine's start; or nothing is known of it."
     )
     keys_tokens: int = Field(description="Whose keys were there behind that, without a state.")
     evicted_by: Loss | None
-    evicted_at: int | None = Field(description="Unix time.")
+    evicted_for: str | None = Field(description="The tenant whose request got its memory.")
+    evicted_at: int | None = Field(description="Unix time; what was lost long ago was so before.")
+    larger_pool: float | None = Field(
+        description="Of what was lost: which part more of all prompts' blocks a pool of twice the "
+        "size would have found, see /cache."
+    )
 
 
 class WallRequest(Document):
@@ -175,31 +182,34 @@ async def list_wall_requests(query: InQuery[RequestsQuery], service: Served) -> 
     return WallRequests(
         block_size=engine.info.block_size,
         replicas=roll.replicas,
-        requests=[_request(one, time.time()) for one in roll.requests],
+        requests=[_request(one, roll.gain_of_twice, time.time()) for one in roll.requests],
         places=[WallPlace.of(one) for one in roll.places],
         on_disk=roll.on_disk,
     )
 
 
-def _request(state: RequestState, now: float) -> WallRequest:
+def _request(state: RequestState, gain_of_twice: float, now: float) -> WallRequest:
     return WallRequest.of(
         state,
         id=state.request_id,
         asked_at=round(now - state.age_seconds, 3),
         cached_tokens=state.found_tokens,
-        broke=None if state.broke is None else _break(state.broke, now),
+        broke=None if state.broke is None else _break(state.broke, gain_of_twice, now),
         blocks=state.num_blocks,
         shared_blocks=state.num_shared,
     )
 
 
-def _break(broke: ChainBreak, now: float) -> WallBreak:
+def _break(broke: ChainBreak, gain_of_twice: float, now: float) -> WallBreak:
+    was_lost = broke.why in ("evicted", "lost_long_ago")
     return WallBreak(
         token=broke.tokens,
         reason=broke.why,
         keys_tokens=broke.keys_tokens,
         evicted_by=broke.evicted_by,
-        evicted_at=int(now - broke.seconds_ago) if broke.why == "evicted" else None,
+        evicted_for=broke.evicted_for or None,
+        evicted_at=int(now - broke.seconds_ago) if was_lost else None,
+        larger_pool=gain_of_twice if was_lost else None,
     )
 
 

@@ -11,9 +11,18 @@ from typing import Final, TypeVar
 
 import msgspec
 
-from engine.api import COUNTERS, AdapterState, BlockFate, EngineStats, ReusePoint, TenantStats
+from engine.api import (
+    COUNTERS,
+    AdapterState,
+    BlockFate,
+    EngineStats,
+    Evicted,
+    Loss,
+    ReusePoint,
+    TenantStats,
+)
 
-_ORDER: Final = ("present", "evicted", "unknown")
+_ORDER: Final = ("present", "no_state", "evicted", "lost_long_ago", "never_seen")
 
 _Stats = TypeVar("_Stats", EngineStats, TenantStats)
 
@@ -104,6 +113,7 @@ def _added(one: EngineStats, other: EngineStats) -> EngineStats:
         tenants=tenants,
         adapters=[*one.adapters, *other.adapters],
         reuse=_curve(one, other),
+        evicted=_evicted(one, other),
         num_experts=max(one.num_experts, other.num_experts),
         expert_imbalance=max((known for known in imbalances if known is not None), default=None),
     )
@@ -118,6 +128,17 @@ def _numbers_added(one: _Stats, other: _Stats) -> _Stats:
         if isinstance(value, (int, float))
     }
     return msgspec.structs.replace(one, **sums)
+
+
+def _evicted(one: EngineStats, other: EngineStats) -> list[Evicted]:
+    """Of all replicas, and again the most of late first."""
+    blocks, lately = Counter[tuple[str, str, Loss]](), Counter[tuple[str, str, Loss]]()
+    for evicted in (*one.evicted, *other.evicted):
+        pair = evicted.owner, evicted.by, evicted.why
+        blocks[pair] += evicted.blocks
+        lately[pair] += evicted.lately
+    pairs = sorted(blocks, key=lambda pair: (lately[pair], blocks[pair]), reverse=True)
+    return [Evicted(*pair, blocks=blocks[pair], lately=lately[pair]) for pair in pairs]
 
 
 def _curve(one: EngineStats, other: EngineStats) -> list[ReusePoint]:

@@ -84,7 +84,7 @@ export const api = {
   async prompts() { return (await this.asTenant("/prompts?limit=100")).data; },
 
   // What a chat may call the model: the one served first, then with adapters of its tenant.
-  /** @returns {Promise<{ id: string, input_modalities: string[], description?: string }[]>} */
+  /** @returns {Promise<import("./chat/welcome.js").Model[]>} */
   async models() { return (await this.asTenant("/models")).data; },
 
   // A stored response. Throws Refused.

@@ -143,9 +143,12 @@ async def test_requests_are_told_with_the_blocks_that_they_lean_on(
     again, lost, first = (await admin.get("/wall/requests")).json()["requests"]
     assert [one["state"] for one in (first, lost, again)] == ["finished"] * 3
     assert {one["tenant"] for one in (first, lost, again)} == {"acme"}
-    assert first["broke"]["reason"] == "unknown"
+    assert first["broke"]["reason"] == "never_seen"
+    assert first["broke"]["larger_pool"] is None
     assert lost["broke"]["reason"] == "evicted"
     assert lost["broke"]["evicted_by"] == "deleted"
+    assert lost["broke"]["evicted_for"] is None
+    assert lost["broke"]["larger_pool"] == 0.0
     assert abs(lost["broke"]["evicted_at"] - time.time()) < 60
     assert again["broke"]["reason"] == "prompt_ends"
     assert again["broke"]["token"] == again["cached_tokens"] > 100

@@ -53,7 +53,8 @@ async def page(chromium: str, complaints: list[str], world: World) -> AsyncItera
 
     async with async_playwright() as playwright:
         browser = await playwright.chromium.launch(executable_path=chromium, args=FLAGS)
-        page = await browser.new_page(viewport={"width": 1440, "height": 900})
+        context = await browser.new_context(viewport={"width": 1440, "height": 900})
+        page = await context.new_page()
         page.on("console", lambda message: hear(message.text))
         page.on("pageerror", lambda error: complaints.append(str(error)))
         yield page

@@ -37,6 +37,8 @@ async def check_looks(page: Page, name: str, scratch: Path, *, is_whole: bool = 
         if (width, scheme) not in _PICTURED:
             continue
         await page.evaluate(_TO_THE_END)
+        if is_whole:
+            await page.evaluate("window.scrollTo(0, 0)")
         picture = folder / f"console-{name}-{width}.png"
         await page.screenshot(path=picture, full_page=is_whole)
 

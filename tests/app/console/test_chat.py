@@ -279,12 +279,12 @@ async def test_a_tenant_is_offered_its_prompts_and_fills_them_in(page: Page, wor
     await enter(page, world)
     await page.get_by_text("Settings of this conversation").click()
     begins = page.get_by_label("Begins with")
-    await expect(begins.locator("option")).to_have_text(["A system text of one's own", "desk"])
+    await expect(begins.locator("option")).to_have_text(["A text of one's own, or none", "desk"])
     await begins.select_option("desk")
     await expect(page.get_by_label("System text")).to_be_hidden()
     await say(page, "Hello")
     await expect(page.get_by_role("alert")).to_contain_text("Fill in who")
-    await page.get_by_label("who").fill("ACME")
+    await page.get_by_label("who", exact=True).fill("ACME")
     await page.get_by_label("Message").press("Enter")
     await expect(page.locator(".message")).to_have_text("You said: Hello")
     assert "desk of ACME" in world.engine.tokenizer.decode(world.engine.requests[-1].prompt)
@@ -363,9 +363,8 @@ async def test_why_a_prompt_was_not_found(page: Page, world: World) -> None:
 @pytest.mark.exhaustive
 async def test_a_chat_shuts_nobody_out(page: Page, world: World, tmp_path: Path) -> None:
     await enter(page, world)
-    await page.get_by_text("Settings of this conversation").click()
-    await page.get_by_label("System text").fill("You know the catalog of ACME. Be brief.")
-    await set_up(page, tools=json.dumps(FUNCTION))
+    brief = "You know the catalog of ACME. Be brief."
+    await set_up(page, instructions=brief, tools=json.dumps(FUNCTION))
     world.engine.answer = (
         '<tool_call>\n{"name": "look", "arguments": {"for": "glue"}}\n</tool_call>'
     )

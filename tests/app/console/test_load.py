@@ -13,7 +13,9 @@ from msgspec import structs
 from playwright.async_api import Page, expect
 from prometheus_client.parser import text_string_to_metric_families
 
+from engine.api import Evicted
 from engine.client import FleetFigures, ReplicaFigures
+from tenants.usage.prices import PriceList, Prices
 from tests.app.conftest import MODEL, World, eventually
 from tests.app.console.looks import check_looks, check_page
 from tests.app.console.signing_in import sign_in
@@ -86,7 +88,7 @@ def counted(scrape: str, name: str) -> float:
 
 @pytest.mark.exhaustive
 async def test_it_shows_what_was_counted_while_it_is_looked_at(
-    page: Page, world: World, admin: httpx.AsyncClient, tmp_path: Path
+    page: Page, world: World, admin: httpx.AsyncClient
 ) -> None:
     asked: list[str] = []
     page.on("request", lambda request: asked.append(request.url))
@@ -108,7 +110,6 @@ async def test_it_shows_what_was_counted_while_it_is_looked_at(
     await expect(view).to_contain_text(f"prompt tokens found {100 * hits / queries:.1f} %")
     await expect(view).to_contain_text(re.compile(r"p99 [\d.]+ ms"))
     await expect(view).to_contain_text(re.compile(r"found here [\d.]+ %"))
-    await check_looks(page, "load", tmp_path)
     await page.get_by_role("link", name="The wall").click()
     await expect(page.locator("#view-wall")).to_contain_text("160 blocks")
     asked.clear()
@@ -162,3 +163,113 @@ async def test_replicas_are_shown_where_there_are_any_the_worst_ones_first(
     for width in (360, 1440):
         await page.set_viewport_size({"width": width, "height": 800})
         await check_page(page, width)
+
+
+CATALOG = "You know the catalog of a shop: anvils, rope and glue, by size, weight and colour. " * 4
+
+
+@pytest.fixture
+def prices() -> PriceList:
+    return PriceList(model=Prices(currency="EUR", input=300_000, cached=100_000, output=900_000))
+
+
+async def cells(page: Page, region: str) -> list[list[str]]:
+    rows = page.get_by_role("region", name=region, exact=True).locator("tbody tr")
+    return [await row.locator("td").all_inner_texts() for row in await rows.all()]
+
+
+def money(nanos: int) -> str:
+    value = nanos / 10**9
+    return f"EUR {value:,.2f}" if value >= 1 else f"EUR {float(f'{value:.2g}'):g}"
+
+
+@pytest.mark.exhaustive
+async def test_what_sharing_is_worth_is_told_to_the_token(
+    page: Page, world: World, admin: httpx.AsyncClient, tmp_path: Path
+) -> None:
+    await sign_in(page, world.admin_url, view="load")
+    view = page.get_by_role("region", name="What sharing is worth")
+    await expect(view).to_contain_text("Nothing was evicted yet.")
+    await world.register("acme", "desk", CATALOG)
+    found, prompt = dict.fromkeys(("acme", "umbra"), 0), dict.fromkeys(("acme", "umbra"), 0)
+    asked = [("acme", {"prompt": {"id": "desk"}, "input": f"Number {n}?"}) for n in range(3)]
+    asked += [("umbra", {"input": f"{CATALOG} Number {n}?"}) for n in range(2)]
+    for tenant, body in asked:
+        answer = await world.client(tenant).responses.create(
+            model=MODEL, max_output_tokens=4, **body
+        )
+        assert answer.usage is not None
+        found[tenant] += answer.usage.input_tokens_details.cached_tokens
+        prompt[tenant] += answer.usage.input_tokens
+    assert found["acme"] > found["umbra"] > 0
+    all_found, all_prompt = sum(found.values()), sum(prompt.values())
+    values = view.locator(".worth .value")
+    await expect(values.nth(0)).to_have_text(f"{all_found:,}")
+    await expect(values.nth(2)).to_have_text(money(all_found * 300_000))
+    hit_rate = int(1000 * all_found / all_prompt) / 10
+    await expect(values.nth(3)).to_have_text(f"{hit_rate:.1f} %")
+    told = (await admin.get("/sharing")).json()
+    await expect(view).to_contain_text(f"{money(all_found * 200_000)} of it tenants did not pay")
+    rows = await cells(page, "Saved by tenant")
+    assert [row[0] for row in rows] == ["acme", "umbra"]
+    for row in rows:
+        rate = f"{int(1000 * found[row[0]] / prompt[row[0]]) / 10:.1f} %"
+        assert (row[1], row[4]) == (f"{found[row[0]]:,}", rate)
+        assert row[3] == money(found[row[0]] * 300_000)
+    [of_prompt] = await cells(page, "Saved by registered prompt")
+    own = told["prompts"][0]["today"]
+    assert of_prompt[0] == "acme/desk"
+    assert of_prompt[1] == f"{own['found_tokens']:,}"
+    assert 0 < own["found_tokens"] <= own["prompt_tokens"] < prompt["acme"]
+    for seed in range(6):
+        flood = " ".join(f"word{seed}-{number}" for number in range(160))
+        await world.client("umbra").responses.create(model=MODEL, input=flood, max_output_tokens=4)
+    lost = {}
+    for one in (await admin.get("/sharing")).json()["evictions"]:
+        lost[one["tenant"], one["taken_by"]] = one["blocks"]
+    assert set(lost) == {("acme", "umbra"), ("umbra", "umbra")}
+    evicted = view.get_by_role("region", name="Evictions")
+    await expect(evicted).to_contain_text(
+        f"acme lost {lost['acme', 'umbra']:,} blocks to umbra's requests"
+    )
+    own_lost = lost["umbra", "umbra"]
+    await expect(evicted).to_contain_text(f"umbra lost {own_lost:,} blocks to requests of its own")
+    await expect(view).to_contain_text(f"{sum(lost.values()):,} since the engine's start.")
+    await expect(view).to_contain_text("a pool of twice the size would have found")
+    await expect(page.locator("#view-load")).to_contain_text(re.compile(r"p99 [\d.]+ ms"))
+    await check_looks(page, "load", tmp_path)
+    await view.get_by_role("link", name="umbra").click()
+    await expect(page).to_have_url(re.compile("#tenants/umbra$"))
+
+
+@pytest.mark.exhaustive
+async def test_who_lost_blocks_to_whom_is_said_in_a_sentence(
+    page: Page, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stats = structs.replace(
+        simulated_core(num_blocks=64).stats(),
+        evicted=[
+            Evicted("acme", "bulk", "pressure", 15_000, 1200),
+            Evicted("umbra", "acme", "own_quota", 7, 1),
+            Evicted("gone", "", "deleted", 40, 0),
+        ],
+    )
+
+    async def told() -> Any:
+        return stats
+
+    monkeypatch.setattr(world.engine, "stats", told)
+    await sign_in(page, world.admin_url, view="load")
+    await expect(page.locator(".evictions")).to_contain_text(
+        "1,201 blocks in the last minute, 15,047"
+    )
+    assert await cells(page, "Evictions") == [
+        [
+            "acme lost 1,200 blocks to bulk's requests",
+            "there was no other memory",
+            "1,200",
+            "15,000",
+        ],
+        ["umbra lost 1 block to acme's requests", "beyond its own quota of leases", "1", "7"],
+        ["40 blocks of gone were deleted", "deleted", "0", "40"],
+    ]

@@ -1,4 +1,4 @@
-"""The last ten minutes of the wall: as they were, within their bound, and live goes on meanwhile."""
+"""The last ten minutes of the wall: as they were, within a bound; live goes on meanwhile."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from engine.api import (
     TenantShare,
 )
 from engine.blocks.hashing import Extras, block_hashes
-from engine.blocks.listeners import Losses
+from engine.blocks.losses import Losses
 from engine.serve.core import EngineCore
 from engine.serve.local import LocalEngine
 from engine.validation import check_request
@@ -197,7 +197,7 @@ def test_a_failed_step_ends_the_leases_of_what_it_was_to_write() -> None:
 def test_why_a_block_is_gone_is_told_to_who_knows_its_hash() -> None:
     clock = Clock()
     core = simulated_core(num_blocks=40, eviction="lru", clock=clock)
-    assert fates(core, PROMPT) == {("unknown", None)}
+    assert fates(core, PROMPT) == {("never_seen", None)}
     serve(core, PROMPT, cache=LEASE)
     assert fates(core, PROMPT) == {("present", None)}
     clock.now = 70.0
@@ -220,9 +220,9 @@ def test_why_a_block_is_gone_is_told_to_who_knows_its_hash() -> None:
 def test_losses_are_remembered_for_four_times_the_pool() -> None:
     losses = Losses(5, Clock())
     for number in range(25):
-        losses.add(f"h{number}".encode(), "pressure")
-    states = [losses.fate(f"h{number}".encode()).state for number in range(25)]
-    assert states == ["unknown"] * 5 + ["evicted"] * 20
+        losses.add(b"h%04d" % number, "pressure")
+    states = [losses.fate(b"h%04d" % number).state for number in range(25)]
+    assert states == ["lost_long_ago"] * 5 + ["evicted"] * 20
 
 
 async def test_the_client_is_told_what_became_of_blocks() -> None:

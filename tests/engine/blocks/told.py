@@ -11,7 +11,13 @@ class Told(Listener):
         self.losses: list[tuple[int, bytes, str, Loss]] = []
 
     def lost(
-        self, block: int, block_hash: bytes | None, owner: str, why: Loss | None, _kind: int
+        self,
+        block: int,
+        block_hash: bytes | None,
+        owner: str,
+        why: Loss | None,
+        _kind: int,
+        _by: str,
     ) -> None:
         if block_hash is not None and why is not None:
             self.losses.append((block, block_hash, owner, why))

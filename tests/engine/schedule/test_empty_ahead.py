@@ -22,9 +22,9 @@ def emptied(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     blocks: list[int] = []
     forget = BlockPool._forget
 
-    def noting(pool: BlockPool, block: int, key: bytes, why: Loss | None) -> None:
+    def noting(pool: BlockPool, block: int, key: bytes, why: Loss | None, by: str = "") -> None:
         blocks.append(block)
-        forget(pool, block, key, why)
+        forget(pool, block, key, why, by)
 
     monkeypatch.setattr(prefill, "_MOST_EMPTIED", MOST)
     monkeypatch.setattr(BlockPool, "_forget", noting)

@@ -8,7 +8,8 @@ from collections.abc import Callable
 import pytest
 from msgspec import structs
 
-from engine.api import NOTHING_CACHED, CachePolicy, ChainBreak, RequestState
+from engine.api import NOTHING_CACHED, BlockFate, CachePolicy, ChainBreak, RequestState
+from engine.blocks.hashing import Extras, block_hashes
 from engine.schedule import roll
 from engine.serve.core import EngineCore
 from engine.serve.local import LocalEngine
@@ -31,6 +32,11 @@ def step_until(core: EngineCore, is_so: Callable[[], bool]) -> None:
             return
         core.step()
     raise AssertionError("it never came to that")
+
+
+def hashes_of(prompt: list[int]) -> list[bytes]:
+    namespaces = make_request("r", prompt).namespaces
+    return block_hashes(prompt, 4, namespaces, Extras(b"simulated"))
 
 
 def is_running(core: EngineCore, name: str) -> Callable[[], bool]:
@@ -116,7 +122,8 @@ def test_an_eviction_is_named() -> None:
     run_to_end(core)
     clock.now += 5
     for number in range(4):
-        core.submit(make_request(f"flood {number}", random_prompt(random.Random(number), 60), 2))
+        prompt = random_prompt(random.Random(number), 60)
+        core.submit(make_request(f"flood {number}", prompt, 2, tenant="bulk"))
         run_to_end(core)
     clock.now += 12
     core.submit(make_request("again", SAID, 8))
@@ -124,16 +131,43 @@ def test_an_eviction_is_named() -> None:
     clock.now += 1
     broke = told(core)["again"].broke
     assert broke is not None
-    assert (broke.why, broke.evicted_by) == ("evicted", "pressure")
+    assert (broke.why, broke.evicted_by, broke.evicted_for) == ("evicted", "pressure", "bulk")
     assert broke.seconds_ago == 13
     assert broke.tokens == told(core)["again"].found_tokens
+    assert {fate.by for fate in core.scheduler.tiers.fates(hashes_of(SAID))} == {""}
+
+
+def test_what_was_lost_before_all_that_is_remembered_is_told_apart_from_what_is_new() -> None:
+    clock = Clock()
+    core = simulated_core(num_blocks=24, clock=lambda: clock.now)
+    core.submit(make_request("before", SAID, 2))
+    run_to_end(core)
+    for number in range(20):
+        clock.now += 1
+        prompt = random_prompt(random.Random(number), 60)
+        core.submit(make_request(f"flood {number}", prompt, 2, tenant="bulk"))
+        run_to_end(core)
+    told_to_tenants = core.scheduler.tiers.fates(hashes_of(SAID))
+    assert told_to_tenants == [BlockFate("lost_long_ago")] * 10, "they are not told of a time"
+    broke = {}
+    asked = [("again", SAID, "a"), ("new", MORE + SAID, "a"), ("neighbour", SAID, "b")]
+    for name, prompt, tenant in asked:
+        core.submit(make_request(name, prompt, 8, tenant=tenant))
+        step_until(core, is_running(core, name))
+        broke[name] = told(core)[name].broke
+        run_to_end(core)
+    again = broke["again"]
+    assert again is not None
+    assert (again.why, again.tokens, again.evicted_by) == ("lost_long_ago", 0, None)
+    assert 0 < again.seconds_ago < 20
+    assert broke["new"] == broke["neighbour"] == ChainBreak(tokens=0, why="never_seen")
 
 
 @pytest.mark.parametrize(
     ("prompt", "cache", "expected"),
     [
         (SAID, CachePolicy(), ChainBreak(tokens=39, why="prompt_ends")),
-        (MORE + SAID, CachePolicy(), ChainBreak(tokens=0, why="unknown")),
+        (MORE + SAID, CachePolicy(), ChainBreak(tokens=0, why="never_seen")),
         (SAID[:3], CachePolicy(), ChainBreak(tokens=2, why="prompt_ends")),
         (MORE[:3], CachePolicy(), ChainBreak(tokens=0, why="prefix_shorter_than_block")),
         (SAID, NOTHING_CACHED, ChainBreak(tokens=0, why="not_asked")),

@@ -14,7 +14,9 @@ const CAUSES = {
   namespace_changed: "the blocks have other keys",
   prefix_shorter_than_block: "less than a block is alike",
   not_kept: "the other one had no more kept",
-  unknown: "the pool does not remember why",
+  lost_long_ago: "blocks were evicted long ago",
+  never_seen: "they were not here since the engine's start",
+  unknown: "the engine did not say why",
 };
 /** @type {Record<string, string>} */
 const EVICTORS = {

@@ -5,19 +5,20 @@ import { Column } from "./column.js";
 import { Composer } from "./composer.js";
 import { Drawer } from "./drawer.js";
 import { fill, part, put } from "../dom.js";
-import { ConversationHeading } from "./heading.js";
+import { Exchange } from "./exchange.js";
+import { Following } from "./following.js";
+import { ConversationHeading, metaOf } from "./heading.js";
 import { Kept } from "./kept.js";
-import { Line } from "./line.js";
 import { linkOf, List } from "./list.js";
-import { asJson, asMarkdown, download } from "./saving.js";
-import { BASE, Settings } from "./settings.js";
+import { saveAs } from "./saving.js";
+import { BASE, Settings, titleOf } from "./settings.js";
 import { firstWords } from "./conversation.js";
-import { itemsOf, Tree } from "./tree.js";
 import { Welcome } from "./welcome.js";
-import { cutAt, wordsFor } from "./words.js";
+import { noticeOf } from "./words.js";
 
 /**
  * @typedef {import("./conversation.js").Conversation} Conversation
+ * @typedef {import("./tree.js").Tree} Tree
  * @typedef {import("./tree.js").Turn} Turn
  * @typedef {import("./tree.js").Input} Input
  * @typedef {{ side: Tree, parent: Turn | null }} Place
@@ -25,7 +26,6 @@ import { cutAt, wordsFor } from "./words.js";
  */
 
 const REST = 4; // times as long as the drawing took
-const NEAR = 60; // pixels from the page's end: who is there follows what is written
 const NAMED = ["model", "beside"]; // fields of the settings: what a conversation's sides ask
 const GO_ON = "Go on.";
 const MARKUP = `
@@ -33,7 +33,7 @@ const MARKUP = `
   <nav class="conversations" aria-label="Conversations"></nav>
   <div class="conversation">
     <div class="over"></div>
-    <div class="line"><p class="state" role="status"></p>
+    <div class="line"><p class="meta"></p><p class="state" role="status"></p>
       <button type="button" name="key" class="quiet" hidden>Another key</button></div>
     <details class="settings"></details>
     <details class="drawer"></details>
@@ -58,24 +58,23 @@ export class Chats {
     this.composer = new Composer(this.part(".composer"), {
       say: (input, text) => this.say(input, text),
       draft: (text) => this.keep({ draft: text }),
-      stop: () => this.stop(),
-      newest: () => this.follow(),
+      stop: () => this.exchange?.stop(this.current),
       goOn: () => this.say(GO_ON, GO_ON),
     });
     this.over = new ConversationHeading(this.part(".over"), {
       rename: (title) => this.keep({ title }),
-      save: (kind) => this.save(kind),
-      remove: () => this.remove(this.current),
+      save: (kind) => saveAs(this.current, kind),
+      remove: () => this.remove(),
     });
     this.welcome = new Welcome(this.part(".welcome"), (question) => {
       this.composer.write(question);
       this.composer.question.focus();
     });
     this.kept = new Kept({
-      found: (conversation, turn, isFirst) => this.found(conversation, turn, isFirst),
+      found: (conversation, turn, isFirst) => this.exchange?.found(conversation, turn, isFirst),
       changed: () => this.show(),
       gone: (conversation) => this.gone(conversation),
-      carries: ({ answer }) => this.line?.carries(answer) ?? false,
+      carries: ({ answer }) => this.exchange?.line.carries(answer) ?? false,
       told: (why) => this.composer.tell(why),
     });
     this.list = new List(this.part(".conversations"), {
@@ -85,14 +84,15 @@ export class Chats {
     });
     this.part(".settings").addEventListener("input", () => this.keep({ settings: this.settings.values }));
     this.part(".conversation").addEventListener("keydown", (/** @type {KeyboardEvent} */ { key }) => {
-      if (key === "Escape") this.stop();
+      if (key === "Escape") this.exchange?.stop(this.current);
     });
+    this.following = new Following(element, this.part("[name=newest]"), () => this.current.isRunning);
+    /** @type {Exchange | undefined} */
+    this.exchange = undefined;
     /** @type {Column[]} */
     this.columns = [];
     this.restMs = 0;
     this.isClosed = false;
-    /** @type {string | null} */
-    this.newest = null; // the response that ended last, to compare others with
     this.tenant = "";
     /** @type {import("./welcome.js").Model | undefined} */
     this.model = undefined; // what is served
@@ -111,21 +111,24 @@ export class Chats {
       this.composer.tell(`Conversations last until the page is left: ${error.message}`);
     }
     if (this.isClosed) return;
-    this.line = new Line(this.api.socket, {
-      told: (isOpen, problem) => this.tell(isOpen, problem),
-      find: (response) => this.api.response(response),
+    this.exchange = new Exchange(this.api, this.kept, {
+      grown: () => this.grown(),
+      ended: (conversation, turn) => this.announce(conversation, turn),
+      told: (isOpen, words) => this.tell(isOpen, words),
+      refused: (why) => this.hands.refused(why),
     });
-    Object.assign(this.element, { line: this.line }); // to be read by who wants to know what was said
-    this.drawer = new Drawer(this.part(".drawer"), this.line);
+    const { line } = this.exchange;
+    Object.assign(this.element, { line }); // to be read by who wants to know what was said
+    this.drawer = new Drawer(this.part(".drawer"), line);
     this.offer();
     await this.kept.resume();
-    if (id !== undefined) await this.visit(id);
+    await this.visit(id);
     this.show();
   }
 
   close() {
     this.isClosed = true;
-    this.line?.close();
+    this.exchange?.close();
     this.kept.close();
   }
 
@@ -142,18 +145,10 @@ export class Chats {
     }
   }
 
-  /** @param {boolean} isOpen @param {Record<string, any> | null} problem */
-  tell(isOpen, problem) {
-    const words = isOpen ? "Connected." : "Reconnecting…";
-    put(this.part(".state"), problem ? `${words} ${wordsFor(problem)}` : words);
+  /** @param {boolean} isOpen @param {string} words */
+  tell(isOpen, words) {
+    put(this.part(".state"), `${isOpen ? "Connected." : "Reconnecting…"} ${words}`.trim());
     this.part(".line").classList.toggle("broken", !isOpen);
-    if (isOpen) return;
-    // A browser does not tell why a socket was refused.
-    this.api.check().then(() => this.api.whose()).catch(({ status, message }) => {
-      if (this.isClosed) return;
-      if (status === 401 || status === 403) this.hands.refused(message);
-      else put(this.part(".state"), `Reconnecting… The service does not answer right now.`);
-    });
   }
 
   // Go to a conversation by its address; without one, the current has it.
@@ -202,7 +197,7 @@ export class Chats {
       ask: (/** @type {Turn | null} */ parent, /** @type {Input} */ input, /** @type {string} */ text) =>
         this.ask([{ side, parent }], input, text),
       shown: () => this.keep({ choices: conversation.heading.choices }),
-      grown: () => this.grown(),
+      grown: () => this.following.grown(),
     }));
     this.part(".columns").replaceChildren(...this.columns.map((column) => column.element));
     this.list.open(false);
@@ -226,7 +221,8 @@ export class Chats {
   // it was asked.
   /** @param {Place[]} places @param {Input} input @param {string} text */
   ask(places, input, text) {
-    const conversation = this.current;
+    const { current: conversation, exchange } = this;
+    if (exchange === undefined) return false; // what is kept is being read
     const index = (/** @type {Tree} */ side) => conversation.sides.indexOf(side);
     let bodies;
     try {
@@ -236,11 +232,11 @@ export class Chats {
       return false;
     }
     this.composer.tell("");
-    this.isFollowing = true;
+    this.following.isFollowing = true;
     places.forEach(({ side, parent }, place) => {
       const turn = side.follow(parent, input, text, bodies[place]);
       this.kept.asked(conversation, turn, index(side));
-      this.carry(conversation, turn);
+      exchange.carry(conversation, turn);
     });
     this.keep({
       title: conversation.title || firstWords(text || "Pictures"), changedAt: now(), draft: "", isRunning: true,
@@ -249,38 +245,8 @@ export class Chats {
     return true;
   }
 
-  // Have a turn's answer come, from where it is.
-  /** @param {Conversation} conversation @param {Turn} turn */
-  carry(conversation, turn) {
-    const { parent, input, asked, answer } = turn;
-    answer.changed = () => this.changed(conversation, turn);
-    const previous = parent?.answer.id;
-    const compared = previous ?? this.newest;
-    const body = {
-      input,
-      ...asked,
-      ...(previous ? { previous_response_id: previous } : {}),
-      ...(compared ? { prompt_cache_options: { comparison_response_id: compared } } : {}),
-    };
-    this.line?.carry(body, answer, () => wholly(turn));
-  }
-
-  // A turn that was kept, or that another tab has asked.
-  /** @param {Conversation} conversation @param {Turn} turn @param {boolean} isFirst */
-  found(conversation, turn, isFirst) {
-    const { answer } = turn;
-    if (!answer.isRunning) return;
-    if (answer.id !== null) this.carry(conversation, turn);
-    else if (isFirst) answer.end("failed", "The page was left before this was answered. Answer again.", now());
-  }
-
   // Of many events between two pictures the last is drawn; what takes long to draw, less often.
-  /** @param {Conversation} conversation @param {Turn} turn */
-  changed(conversation, turn) {
-    const { answer } = turn;
-    this.kept.grown(conversation, turn);
-    if (answer.status === "completed") this.newest = answer.id;
-    if (!answer.isRunning) this.announce(conversation, turn);
+  grown() {
     if (this.isDrawing) return;
     this.isDrawing = true;
     setTimeout(() => requestAnimationFrame(() => {
@@ -298,32 +264,9 @@ export class Chats {
     put(this.part(".heard"), [text, answer.problem].filter(Boolean).join(" "));
   }
 
-  stop() {
-    for (const side of this.current.sides) {
-      for (const { answer } of side.turns.values()) {
-        if (answer.isRunning) this.line?.stop(answer);
-      }
-    }
-  }
-
-  /** @param {"md" | "json"} kind */
-  save(kind) {
-    const conversation = this.current;
-    const name = conversation.name.replace(/[^\p{L}\p{N}]+/gu, "-").replace(/^-|-$/g, "") || "conversation";
-    if (kind === "md") download(`${name}.md`, "text/markdown", asMarkdown(conversation));
-    else download(`${name}.json`, "application/json", asJson(conversation));
-  }
-
-  // Forget a conversation, here and at the service.
-  /** @param {Conversation} conversation */
-  remove(conversation) {
-    this.kept.remove(conversation);
-    for (const side of conversation.sides) {
-      for (const { answer } of side.turns.values()) {
-        if (answer.id !== null) this.api.forget(answer.id).catch(() => {}); // it may be gone already
-      }
-    }
-    this.gone(conversation);
+  remove() {
+    this.exchange?.forget(this.current);
+    this.gone(this.current);
   }
 
   /** @param {Conversation} conversation */
@@ -336,57 +279,16 @@ export class Chats {
   show() {
     const { current } = this;
     this.columns.forEach((column, index) => {
-      column.show(current.isComparison ? titled(this.settings.field(NAMED[index]).value) : "");
+      column.show(current.isComparison ? titleOf(this.settings.field(NAMED[index]).value) : "");
     });
     this.list.show([...this.kept.conversations.values()].filter((one) => one.isKept || one === current), current);
     this.welcome.show(current.sides.every(({ followers }) => followers.length === 0), this.model);
-    this.over.show(current.name, this.meta, !current.isKept);
-    const limits = current.sides.map((side) => side.end?.answer.limit ?? null).filter((limit) => limit !== null);
-    this.composer.show(current.isRunning, limits.length && !current.isRunning ? cutAt(limits[0]) : "");
-    this.grown();
-  }
-
-  // More is written: it is followed, or whoever has scrolled away is told of it.
-  grown() {
-    if (this.isFollowing) this.follow();
-    else this.look();
-  }
-
-  // What answers here, and for whom.
-  get meta() {
-    const chosen = this.settings.values.model;
     const served = this.model?.id ?? "";
-    const [model, adapter] = (this.current.sides[0].end?.answer.response?.model ?? (chosen || served)).split(":");
-    return [model || served, adapter && `adapter ${adapter}`, this.tenant && `as ${this.tenant}`]
-      .filter(Boolean).join(" · ");
+    const model = current.sides[0].end?.answer.response?.model ?? (this.settings.values.model || served);
+    put(this.part(".meta"), metaOf(model, served, this.tenant));
+    this.over.show(current.name, !current.isKept);
+    const notices = current.sides.map((side) => noticeOf(side.end?.answer, this.model?.context_window ?? Infinity));
+    this.composer.show(current.isRunning, notices.find((one) => one !== null) ?? null);
+    this.following.grown();
   }
-
-  // Go to what is written, and stay there.
-  follow() {
-    this.isFollowing = true;
-    if (!this.element.hidden) window.scrollTo(0, document.body.scrollHeight);
-    this.look();
-  }
-
-  // Who has scrolled away is left there, and told of the way back.
-  look() {
-    const { scrollHeight, scrollTop, clientHeight } = document.scrollingElement ?? document.documentElement;
-    this.isFollowing = scrollHeight - scrollTop - clientHeight < NEAR;
-    this.part("[name=newest]").hidden = this.isFollowing || !this.current.isRunning;
-  }
-}
-
-// The request of a turn with all that was said before, which builds on nothing.
-/** @param {Turn} turn */
-function wholly({ first, parent, input, asked }) {
-  const { instructions, prompt } = first.asked;
-  const begun = JSON.parse(JSON.stringify({ instructions, prompt })); // without what is undefined
-  return { ...asked, ...begun, input: [...Tree.told(parent), ...itemsOf(input)] };
-}
-
-// What stands over the answers of a model that is named so.
-/** @param {string} model */
-function titled(model) {
-  if (model === "") return "Not chosen yet";
-  return model.endsWith(BASE) ? "The base" : model;
 }

@@ -5,8 +5,7 @@ import { asked, Pictures } from "./pictures.js";
 
 /**
  * @typedef {import("./tree.js").Input} Input
- * @typedef {{ say(input: Input, text: string): boolean, draft(text: string): void, stop(): void, newest(): void,
- *   goOn(): void }} Hands
+ * @typedef {{ say(input: Input, text: string): boolean, draft(text: string): void, stop(): void, goOn(): void }} Hands
  */
 
 const MARKUP = `
@@ -26,7 +25,7 @@ export class Composer {
     this.hands = hands;
     this.question = /** @type {HTMLTextAreaElement} */ (part(element, "#question"));
     this.pictures = new Pictures(element, (/** @type {string} */ why) => this.tell(why));
-    this.sees = false;
+    this.pictures.chooser.hidden = true; // until it is known that the model sees
     this.isBusy = false;
     element.addEventListener("submit", (event) => {
       event.preventDefault();
@@ -39,15 +38,17 @@ export class Composer {
     });
     this.question.addEventListener("input", () => hands.draft(this.question.value));
     part(element, "[name=stop]").addEventListener("click", () => hands.stop());
-    part(element, "[name=newest]").addEventListener("click", () => hands.newest());
     part(element, "[name=on]").addEventListener("click", () => hands.goOn());
   }
 
   /** @param {string} why */
   tell(why) { put(part(this.element, ".news"), why); }
 
-  // Whether the model sees pictures; until that is known they may be shown, and the service says.
-  set sees(/** @type {boolean} */ sees) { this.pictures.chooser.hidden = !sees; }
+  // Whether the model sees pictures.
+  set sees(/** @type {boolean} */ sees) {
+    this.pictures.sees = sees;
+    this.pictures.chooser.hidden = !sees;
+  }
 
   send() {
     const text = this.question.value.trim();
@@ -64,13 +65,14 @@ export class Composer {
     this.pictures.clear();
   }
 
-  // `notice` is what may be gone on from, in words, or empty.
-  /** @param {boolean} isBusy @param {string} notice */
+  // `notice` is what there is to say of what stands above.
+  /** @param {boolean} isBusy @param {{ words: string, canGoOn: boolean } | null} notice */
   show(isBusy, notice) {
     this.isBusy = isBusy;
     part(this.element, "[name=stop]").hidden = !isBusy;
     part(this.element, "[name=send]").disabled = isBusy;
-    part(this.element, ".notice").hidden = !notice;
-    put(part(this.element, ".notice span"), notice);
+    part(this.element, ".notice").hidden = isBusy || notice === null;
+    put(part(this.element, ".notice span"), notice?.words ?? "");
+    part(this.element, "[name=on]").hidden = !notice?.canGoOn;
   }
 }

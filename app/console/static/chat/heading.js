@@ -1,4 +1,4 @@
-// What stands over a conversation: its title, what answers, and what may be done with all of it.
+// What stands over a conversation: its title, and what may be done with all of it; and what answers in it.
 
 import { button, fill, grave, make, part, put } from "../dom.js";
 
@@ -7,7 +7,7 @@ import { button, fill, grave, make, part, put } from "../dom.js";
  */
 
 const MARKUP = `
-<div class="title"><h2></h2><p class="meta"></p></div>
+<h2></h2>
 <div class="tools"></div>`;
 
 export class ConversationHeading {
@@ -19,8 +19,8 @@ export class ConversationHeading {
     this.title = part(element, "h2");
     const tools = [
       button("Rename", () => this.rename()),
-      button("Save as Markdown", () => hands.save("md")),
-      button("Save as JSON", () => hands.save("json")),
+      Object.assign(button("Markdown", () => hands.save("md")), { ariaLabel: "Save as Markdown" }),
+      Object.assign(button("JSON", () => hands.save("json")), { ariaLabel: "Save as JSON" }),
       grave("Delete", () => hands.remove()),
     ];
     for (const tool of tools) tool.className = "quiet";
@@ -30,8 +30,10 @@ export class ConversationHeading {
   // In place: Enter, or to leave the field, keeps it, and Escape does not.
   rename() {
     const field = Object.assign(make("input"), { value: this.title.textContent, ariaLabel: "Title", maxLength: 100 });
+    let isOver = false; // to take the field away leaves it, too
     const end = (/** @type {boolean} */ isKept) => {
-      if (!field.isConnected) return;
+      if (isOver) return;
+      isOver = true;
       field.replaceWith(this.title);
       if (isKept && field.value.trim()) this.hands.rename(field.value.trim());
     };
@@ -45,10 +47,16 @@ export class ConversationHeading {
     field.select();
   }
 
-  /** @param {string} title @param {string} meta @param {boolean} isEmpty */
-  show(title, meta, isEmpty) {
+  /** @param {string} title @param {boolean} isEmpty */
+  show(title, isEmpty) {
     put(this.title, title);
-    put(part(this.element, ".meta"), meta);
     part(this.element, ".tools").hidden = isEmpty;
   }
+}
+
+// What answers, and for whom: `named` as a request or a response has it, `served` without an adapter.
+/** @param {string} named @param {string} served @param {string} tenant */
+export function metaOf(named, served, tenant) {
+  const [model, adapter] = named.split(":");
+  return [model || served, adapter && `adapter ${adapter}`, tenant && `as ${tenant}`].filter(Boolean).join(" · ");
 }

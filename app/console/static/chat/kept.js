@@ -97,6 +97,7 @@ export class Kept {
   // Change and keep some of what is known of a conversation.
   /** @param {Conversation} conversation @param {Partial<Heading>} changes */
   put(conversation, changes) {
+    if (this.conversations.get(conversation.id) !== conversation) return; // it was deleted
     conversation.restore(changes);
     if (conversation.isEmpty && !conversation.draft && !conversation.title) {
       if (conversation.isKept) this.tried(this.shelf?.remove(conversation.id));
@@ -105,7 +106,7 @@ export class Kept {
     }
     const isNew = !conversation.isKept;
     conversation.isKept = true;
-    this.tried(this.shelf?.put(conversation.id, isNew ? conversation.heading : changes));
+    this.tried(this.shelf?.put(conversation.id, isNew ? conversation.heading : changes, isNew));
     if (isNew) this.trim(conversation);
   }
 

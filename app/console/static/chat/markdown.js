@@ -1,6 +1,6 @@
 // What a model has written, as elements that can do nothing but be read.
 
-import { beside } from "../dom.js";
+import { beside, rest } from "../dom.js";
 import { patch } from "./patch.js";
 
 /** @typedef {import("./reading/tree.js").Part} Part */
@@ -43,8 +43,10 @@ export class Written {
       const { wanted } = this;
       const parts = this.isPlain ? null : await reader.read({ key: this.key, ...wanted });
       this.isPlain = parts === null;
+      const begun = performance.now();
       await patch(this.element, parts ?? [["pre", { tabindex: "0" }, wanted.text]], this.grown);
       this.shown = wanted;
+      if (wanted !== this.wanted) await rest(performance.now() - begun); // the page has other things to do
     }
     this.isReading = false;
     this.grown();

@@ -4,7 +4,9 @@ import { copier } from "../dom.js";
 
 /** @typedef {import("./reading/tree.js").Part} Part */
 
-const SLICE_MS = 8; // of work, before the page may do what else there is to do
+// Of work, before the page may do what else there is to do: each part has to be laid out, too.
+const SLICE_MS = 8;
+const SLICE = 250;
 const ADDRESS = /^https?:/i;
 const HTML = new Set([
   "a", "blockquote", "br", "button", "code", "del", "div", "em", "h2", "h3", "h4", "h5", "h6", "hr", "input", "li",
@@ -30,10 +32,12 @@ const ATTRIBUTES = new Set([
  */
 export async function patch(element, parts, grown) {
   let end = performance.now() + SLICE_MS;
+  let count = 0;
   for (const _ of steps(element, parts)) {
-    if (performance.now() < end) continue;
+    if (++count < SLICE && performance.now() < end) continue;
     grown();
     await pause();
+    count = 0;
     end = performance.now() + SLICE_MS;
   }
   grown();
@@ -83,7 +87,9 @@ function elementFor(node, tag, parent) {
   if (node instanceof Element && node.localName === tag) return node;
   if (MATHML.has(tag)) return document.createElementNS("http://www.w3.org/1998/Math/MathML", tag);
   if (!HTML.has(tag)) return document.createElement("span");
-  if (tag === "button") return copier("the code", () => parent.firstChild?.textContent ?? "");
+  if (tag === "button") {
+    return copier("the code", () => parent.closest(".code")?.querySelector("code")?.textContent ?? "");
+  }
   const element = document.createElement(tag);
   if (element instanceof HTMLAnchorElement) Object.assign(element, { target: "_blank", rel: "noopener noreferrer" });
   return element;

@@ -36,6 +36,7 @@ export function shown(urls) {
 export class Pictures {
   /** @type {string[]} */
   urls = [];
+  sees = true; // whether the model does, as far as it is known
 
   /** @param {HTMLElement} composer @param {(why: string) => void} told */
   constructor(composer, told) {
@@ -64,7 +65,8 @@ export class Pictures {
   /** @param {FileList | null | undefined} files */
   add(files) {
     if (!files) return false;
-    for (const file of files) {
+    if (!this.sees && files.length > 0) this.told("This model sees no pictures: they were not taken.");
+    else for (const file of files) {
       if (KINDS.includes(file.type)) this.read(file);
       else this.told(`${file.name} is no picture that can be shown: PNG, JPEG, WebP or GIF.`);
     }

@@ -30,7 +30,7 @@ const NAMES = ["model", "beside", "prompt", "instructions", "temperature", "toke
 /** @type {Record<string, string>} */
 const USUAL = { temperature: "0.6" };
 export const BASE = ":"; // the served model with no adapter, not even the tenant's own
-const OWN_TEXT = "A system text of one's own";
+const OWN_TEXT = "A text of one's own, or none";
 
 export class Settings {
   /** @param {HTMLDetailsElement} element */
@@ -147,6 +147,13 @@ export class Settings {
     if (variables.length === 0) return { id };
     return { id, variables: Object.fromEntries(variables.map((name) => [name, this.given[name]])) };
   }
+}
+
+// What stands over the answers of a model that is named so.
+/** @param {string} model */
+export function titleOf(model) {
+  if (model === "") return "Not chosen yet";
+  return model.endsWith(BASE) ? "The base" : model;
 }
 
 /** @param {string} what @param {string} text */

@@ -64,12 +64,14 @@ export class Shelf {
     return turns.map((turn, index) => Object.assign(turn, { answer: answers[index] })); // in the order of their keys
   }
 
-  // Change some of what is known of a conversation. What it is not told of stays as another tab has it.
-  /** @param {string} id @param {Partial<Heading>} heading */
-  async put(id, heading) {
+  // Change some of what is known of a conversation. What it is not told of stays as another tab has it, and what
+  // another tab has deleted stays so.
+  /** @param {string} id @param {Partial<Heading>} heading @param {boolean} isNew */
+  async put(id, heading, isNew) {
     const [headings] = this.stores("readwrite", HEADINGS);
     const key = [this.owner, id];
     const known = await done(headings.get(key));
+    if (known === undefined && !isNew) return;
     await done(headings.put({ ...known, ...heading, id }, key));
     this.tell({ id });
   }

@@ -119,28 +119,4 @@ export class Tree {
       if (at !== undefined && index >= 0) at.chosen = index;
     }
   }
-
-  // All that was said up to a turn and with it, as items of a request that builds on nothing.
-  /** @param {Turn | null} turn @returns {Record<string, any>[]} */
-  static told(turn) {
-    if (turn === null) return [];
-    return [...Tree.told(turn.parent), ...itemsOf(turn.input), ...answered(turn.answer)];
-  }
-}
-
-/** @param {Input} input */
-export const itemsOf = (input) => (typeof input === "string" ? [{ role: "user", content: input }] : input);
-
-/** @param {Answer} answer @returns {Record<string, any>[]} */
-function answered({ items }) {
-  /** @type {Record<string, any>[]} */
-  const said = [];
-  for (const item of items) {
-    const { type, status, text, call_id, name } = item ?? {};
-    if (type === "message") said.push({ role: "assistant", content: text });
-    else if (status !== "completed") continue; // a call that was cut
-    else if (type === "function_call") said.push({ type, call_id, name, arguments: item.arguments });
-    else if (type === "custom_tool_call") said.push({ type, call_id, name, input: item.input });
-  }
-  return said;
 }

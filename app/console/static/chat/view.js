@@ -20,7 +20,7 @@ export function mount(element, api, path) {
   const begin = () => { chats = new Chats(element, api, { changeKey: () => ask(), refused }, path[0]); };
   if (api.chatKey === null) ask();
   else begin();
-  const look = () => chats?.look();
+  const look = () => chats?.following.look();
   window.addEventListener("scroll", look, { passive: true });
   return {
     visit: (/** @type {string[]} */ [id]) => { chats?.visit(id); },

@@ -2,7 +2,7 @@
 
 import { button, fill, make, part, put } from "../dom.js";
 
-/** @typedef {{ id: string, description?: string }} Model */
+/** @typedef {{ id: string, context_window: number, input_modalities: string[], description?: string }} Model */
 
 const MARKUP = `
 <h2>Ask something</h2>

@@ -21,7 +21,6 @@ const WORDS = {
   context_length_exceeded: "The conversation has become longer than the model can read. Begin a new one, or ask for fewer output tokens in the settings.",
   model_not_found: "The model, or its adapter, is not there any more. Choose another one in the settings.",
   prompt_not_found: "The registered prompt is not there any more. Begin a conversation with another one.",
-  invalid_image: "The picture cannot be shown to the model: it is damaged, or too large. Try a smaller PNG or JPEG.",
   too_many_images: "The conversation has as many pictures as it may have. Begin a new one.",
   body_too_large: "That is more than one message may hold. Send less, or a smaller picture.",
   message_too_large: "That is more than one message may hold. Send less, or a smaller picture.",
@@ -33,13 +32,37 @@ const WORDS = {
 
 /** @param {Problem} problem */
 export function wordsFor({ code, message = "", param }) {
-  if (param?.includes("image") || message.startsWith("image input")) return "This model sees no pictures. Take them out, or choose another model.";
+  if (code === "invalid_image") return `The picture${behind(param, message)} Choose another one, or a smaller one.`;
+  if (message.includes("does not see pictures")) return "This model sees no pictures. Ask again without them.";
   const words = WORDS[code ?? ""] ?? message;
   const when = /try again in ([^.]+(?:\.\d+[^.]*)?)\./i.exec(message)?.[1];
   if (when === undefined || /try again/i.test(words)) return words;
-  return `${words} Try again in ${when}.`;
+  return `${words} Try again in ${waitOf(when)}.`;
 }
 
-/** @param {number} limit */
-export const cutAt = (limit) =>
-  `It ended at the limit of ${limit} tokens: raise it in the settings, or ask it to go on.`;
+// `1h2m3s`, `59.5s` or `20ms` as somebody would say it.
+/** @param {string} duration */
+function waitOf(duration) {
+  const [, hours = 0, minutes = 0, seconds = 1] = (/^(?:(\d+)h)?(?:(\d+)m)?(?:([\d.]+)s)?$/.exec(duration) ?? []).map(Number);
+  const most = [[hours / 24, "day"], [hours, "hour"], [minutes, "minute"]].find(([count]) => Number(count) >= 2);
+  const [count, unit] = most ?? [hours * 3600 + minutes * 60 + seconds, "second"];
+  return `${Math.ceil(Number(count))} ${unit}s`;
+}
+
+// What a message says of a field, without its name.
+/** @param {string | null | undefined} param @param {string} message */
+function behind(param, message) {
+  const rest = message.slice(param ? message.indexOf(param) + param.length : 0).replace(/^['"]?:?\s*/, " ");
+  return /[.!?]$/.test(rest) ? rest : `${rest}.`;
+}
+
+// What is to be said of an answer that has ended at a limit, if one has, and whether it can be gone on from.
+/** @param {import("./answer.js").Answer | undefined} answer @param {number} mostTokens that the model reads */
+export function noticeOf(answer, mostTokens) {
+  const limit = answer?.limit ?? null;
+  if (limit === null) return null;
+  if (answer?.response?.usage.total_tokens >= mostTokens) {
+    return { words: "The conversation is as long as the model can read. Begin a new one.", canGoOn: false };
+  }
+  return { words: `It ended at the limit of ${limit} tokens: raise it in the settings, or ask it to go on.`, canGoOn: true };
+}

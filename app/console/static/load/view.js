@@ -2,7 +2,9 @@
 
 import { Span, minus, parsed, times } from "./metrics.js";
 import { ReplicaTable } from "./replicas.js";
-import { fill, make, rest } from "../dom.js";
+import { MS, NUMBER, PERCENT } from "./said.js";
+import { MOST, Sharing } from "./sharing.js";
+import { fill, make, part, rest } from "../dom.js";
 import { Plot } from "../plot.js";
 
 const POLL_MS = 2000;
@@ -11,15 +13,23 @@ const GAP_SECONDS = 10; // nothing is said of what was not looked at for so long
 const KEPT = 300; // polls: ten minutes
 const MARKUP = `
 <p class="news" role="status"></p>
+<section class="sharing" aria-label="What sharing is worth"></section>
+<h2>Over the last minutes</h2>
 <p class="hint">Rates and percentiles are those of the last ${SPAN_SECONDS} seconds.</p>
 <section class="replicas" aria-label="Replicas"></section>
 <div class="plots"></div>`;
 
-const none = (say) => (value) => (value === null || value === undefined ? "–" : say(value));
-const NUMBER = none((value) => value.toLocaleString("en", { maximumFractionDigits: value < 10 ? 2 : 0 }));
-const MS = none((value) => `${NUMBER(value)} ms`);
-const PERCENT = none((value) => `${value.toFixed(1)} %`);
+/**
+ * @typedef {typeof import("../api.js").api} Api
+ * @typedef {import("./metrics.js").Samples} Samples
+ * @typedef {import("./said.js").Known} Known
+ * @typedef {object} Lines of one plot: what tells each line's value, and how it is said
+ * @property {string} title
+ * @property {(value: any) => string} shown
+ * @property {Record<string, (span: Span) => Known>} lines
+ */
 
+/** @param {string} title @param {string} name @returns {Lines} */
 const quantiles = (title, name) => ({
   title,
   shown: MS,
@@ -28,6 +38,7 @@ const quantiles = (title, name) => ({
     (span) => times(span.quantile(name, percent / 100), 1000),
   ])),
 });
+/** @type {Lines[]} */
 const PLOTS = [
   {
     title: "Tokens a second",
@@ -53,9 +64,9 @@ const PLOTS = [
   {
     title: "Steps: part of the time",
     shown: PERCENT,
-    lines: Object.fromEntries(["plan", "compute", "commit"].map((part) => [
-      part,
-      (span) => times(span.rate("step_seconds_total", { part }), 100),
+    lines: Object.fromEntries(["plan", "compute", "commit"].map((name) => [
+      name,
+      (span) => times(span.rate("step_seconds_total", { part: name }), 100),
     ])),
   },
   {
@@ -76,21 +87,25 @@ const PLOTS = [
   },
 ];
 
+/** @param {HTMLElement} element @param {Api} api */
 export function mount(element, api) {
   return new Load(element, api);
 }
 
 class Load {
+  /** @param {HTMLElement} element @param {Api} api */
   constructor(element, api) {
     this.api = api;
     this.element = element;
     fill(element, MARKUP);
+    /** @type {{samples: Samples, now: number}[]} */
     this.told = []; // what was told, and when, within SPAN_SECONDS
+    /** @type {{at: number, values: Known[][]}[]} */
     this.data = []; // of all lines: times, and values by plot and line
     this.plots = PLOTS.map(({ title, lines, shown }) =>
       new Plot(this.place(), { title, lines: Object.keys(lines), shown }));
-    const place = element.querySelector(".replicas");
-    this.replicas = new ReplicaTable(place, { number: NUMBER, percent: PERCENT });
+    this.sharing = new Sharing(part(element, ".sharing"));
+    this.replicas = new ReplicaTable(part(element, ".replicas"));
     const title = "Prompt blocks that a pool of another size would find";
     this.curve = new Plot(this.place(), {
       title, lines: ["found here"], shown: PERCENT, isOverTime: false, axis: "blocks",
@@ -100,13 +115,13 @@ class Load {
     const redraw = () => [...this.plots, this.curve].forEach((plot) => plot.draw());
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw, { signal });
     this.sizes = new ResizeObserver(redraw);
-    this.sizes.observe(element.querySelector(".plots"));
+    this.sizes.observe(part(element, ".plots"));
     this.poll();
   }
 
   place() {
     const place = make("div");
-    this.element.querySelector(".plots").append(place);
+    part(this.element, ".plots").append(place);
     return place;
   }
 
@@ -119,7 +134,7 @@ class Load {
 
   async poll() {
     const { signal } = this.ending;
-    const news = this.element.querySelector(".news");
+    const news = part(this.element, ".news");
     while (!signal.aborted) {
       try {
         if (!document.hidden) await this.look(signal);
@@ -132,11 +147,17 @@ class Load {
     }
   }
 
+  /** @param {AbortSignal} signal */
   async look(signal) {
     this.take(parsed(await this.api.metrics(signal)), performance.now() / 1000);
-    this.showCurve(await this.api.read("/cache", signal));
+    const [curve, worth] = await Promise.all(
+      [`/cache`, `/sharing?most=${MOST}`].map((path) => this.api.read(path, signal)),
+    );
+    this.showCurve(curve);
+    this.sharing.show(worth, curve);
   }
 
+  /** @param {Samples} samples @param {number} now */
   take(samples, now) {
     const last = this.told.at(-1);
     if (last && now - last.now > GAP_SECONDS) {
@@ -150,21 +171,23 @@ class Load {
     const span = new Span(first.samples, samples, now - first.now);
     this.keep(PLOTS.map(({ lines }) => Object.values(lines).map((line) => line(span))));
     this.replicas.show(span);
-    const newest = this.data.at(-1).values;
-    const times = this.data.map(({ at }) => at);
+    const newest = this.data[this.data.length - 1].values;
+    const moments = this.data.map(({ at }) => at);
     this.plots.forEach((plot, index) => {
       const lines = newest[index].map((_, line) => this.data.map(({ values }) => values[index][line]));
-      plot.show([times, ...lines], newest[index]);
+      plot.show([moments, ...lines], newest[index]);
     });
   }
 
+  /** @param {Known[][]} values */
   keep(values) {
     this.data.push({ at: Date.now() / 1000, values });
     if (this.data.length > KEPT) this.data.shift();
   }
 
+  /** @param {import("./sharing.js").Curve} curve */
   showCurve({ blocks, sizes }) {
-    const points = [...sizes].sort((one, other) => one.blocks - other.blocks);
+    const points = sizes.toSorted((one, other) => one.blocks - other.blocks);
     const found = points.map((point) => point.found * 100);
     const here = points.findLast((point) => point.blocks <= blocks);
     this.curve.show([points.map((point) => point.blocks), found], [times(here?.found ?? null, 100)]);

@@ -44,7 +44,7 @@ export class List {
   }
 
   bar() {
-    const bar = make("div", "bar");
+    const bar = make("div", "across");
     const hands = make("div", "tools");
     hands.append(...this.hands);
     bar.append(this.tools, hands);

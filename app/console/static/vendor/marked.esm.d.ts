@@ -27,7 +27,7 @@ export interface Extension {
   name: string;
   level: "block" | "inline";
   start(text: string): number | undefined;
-  tokenizer(text: string): Token | undefined;
+  tokenizer(text: string, before: Token[]): Token | undefined;
 }
 
 export class Marked {

@@ -34,8 +34,8 @@ export class RequestTable {
     this.state = chooser("State", STATES);
     this.reason = chooser("Broke as", reasons);
     this.count = make("p", "hint");
-    const tools = make("div", "tools");
-    tools.append(labelled("State", this.state), labelled("What was found ended", this.reason), this.count);
+    this.tools = make("div", "tools");
+    this.tools.append(labelled("State", this.state), labelled("What was found ended", this.reason), this.count);
     this.table = document.createElement("table");
     this.table.className = "requests";
     this.table.setAttribute("role", "grid");
@@ -48,9 +48,9 @@ export class RequestTable {
       head.append(cell);
     }
     this.body = this.table.createTBody();
-    const frame = make("div", "requests-frame");
-    frame.append(this.table);
-    element.append(tools, frame);
+    this.frame = make("div", "requests-frame");
+    this.frame.append(this.table);
+    element.append(this.tools, this.frame);
     for (const one of [this.state, this.reason]) one.addEventListener("change", () => this.show(), { signal });
     this.table.addEventListener("keydown", (event) => this.step(event), { signal });
     this.body.addEventListener("click", (event) => {
@@ -85,7 +85,8 @@ export class RequestTable {
     });
     const { length } = this.all;
     put(this.count, this.shown.length === length ? "" : `${this.shown.length} of ${length} requests`);
-    this.table.hidden = this.shown.length === 0;
+    this.frame.hidden = this.shown.length === 0;
+    this.tools.hidden = length === 0;
     if (this.chosen !== null && !ids.has(this.chosen)) this.choose(null);
     else this.mark();
   }
@@ -188,10 +189,10 @@ function shortened(id) {
  * @param {string} id
  */
 function copying(id) {
-  const element = button("⧉", async () => {
+  const element = button("Copy", async () => {
     await navigator.clipboard.writeText(id);
-    put(element, "✓");
-    setTimeout(() => put(element, "⧉"), 2000);
+    put(element, "Copied");
+    setTimeout(() => put(element, "Copy"), 2000);
   });
   Object.assign(element, { tabIndex: -1, ariaLabel: `Copy ${id}`, className: "copy", title: "Copy the id" });
   element.hidden = navigator.clipboard === undefined;

@@ -1,6 +1,7 @@
 // The requests that lean on a wall's blocks (/admin/wall/requests): a list, and one's chain outlined.
 
-import { copier, fill, make, put, rest } from "../dom.js";
+import { fill, put, rest } from "../dom.js";
+import { actions, addressOf } from "./addresses.js";
 import { Chain } from "./chain.js";
 import { RequestTable } from "./request_table.js";
 import { number } from "./words.js";
@@ -13,6 +14,8 @@ import { number } from "./words.js";
  * @property {number} keys_tokens
  * @property {string} evicted_by
  * @property {number} evicted_at
+ * @property {string | null} evicted_for
+ * @property {number} larger_pool
  */
 /**
  * @typedef {object} WallRequest
@@ -65,12 +68,27 @@ const REASONS = {
   no_state: ({ keys_tokens: tokens }) => `the keys of ${number(tokens)} more were there, but no state behind them`,
   not_asked: () => "it asks nothing of the cache",
   not_used: () => "the next block was there, but had to be computed, or that was faster",
-  unknown: () => "the next block was never seen, or evicted long ago",
-  evicted: ({ evicted_by: cause, evicted_at: at }) => {
-    const seconds = Math.max(0, Math.round(Date.now() / 1000 - at));
-    return `evicted by ${CAUSES[cause] ?? "something"} ${number(seconds)} s ago`;
+  never_seen: () => "the next block is new: as expected",
+  unknown: () => "nothing is known of the next block",
+  lost_long_ago: (broke) => `the next block was here, and was evicted more than ${ago(broke)}. ${advice(broke)}`,
+  evicted: (broke) => {
+    const { evicted_by: cause, evicted_for: tenant } = broke;
+    const by = tenant ? `, for a request of ${tenant}'s,` : "";
+    return `evicted by ${CAUSES[cause] ?? "something"}${by} ${ago(broke)}${cause === "deleted" ? "" : `. ${advice(broke)}`}`;
   },
 };
+
+/** @param {Break} broke */
+function ago({ evicted_at: at }) {
+  return `${number(Math.max(0, Math.round(Date.now() / 1000 - at)))} s ago`;
+}
+
+// What keeps such blocks, and what more memory would have found of all that is asked.
+/** @param {Break} broke */
+function advice({ larger_pool: gain }) {
+  const pool = gain >= 0.001 ? `; a pool of twice the size would have found ${(100 * gain).toFixed(1)} % more` : "";
+  return `To keep it: pin the prompt, or lease what is asked again${pool}`;
+}
 
 export class Requests {
   /**
@@ -214,39 +232,6 @@ export class Requests {
     const places = this.places.cell === cell ? this.places.known.map(placeOf) : [];
     return [...chains, ...places].join("");
   }
-}
-
-/**
- * Where a tenant's cells and requests are shown alone, and one of these.
- * @param {string} tenant @param {string | null} id
- */
-export function addressOf(tenant, id = null) {
-  return `#${["wall", tenant, ...(id === null ? [] : [id])].map(encodeURIComponent).join("/")}`;
-}
-
-/**
- * @param {string} text @param {string} address
- * @returns {HTMLAnchorElement}
- */
-export function link(text, address) {
-  return Object.assign(document.createElement("a"), { textContent: text, href: address });
-}
-
-/** @param {WallRequest} one */
-function actions({ id, tenant }) {
-  const address = () => new URL(addressOf(tenant, id), location.href).href;
-  const copies = [["id", () => id], ["link", address]].map(([what, text]) => {
-    const element = copier(`the request's ${what}`, /** @type {() => string} */ (text));
-    const both = make("span");
-    both.append(`${what === "id" ? "Id" : "Link"} `, element);
-    both.hidden = element.hidden;
-    return both;
-  });
-  return [
-    ...copies,
-    link(`Only ${tenant}'s cells and requests`, addressOf(tenant, id)),
-    link(`${tenant}'s record`, `#tenants/${encodeURIComponent(tenant)}`),
-  ];
 }
 
 /** @param {Place} place */

@@ -1,6 +1,7 @@
 // Where one looks, in the last ten minutes, and what happened in them.
 
 import { fill, put } from "../dom.js";
+import { FINDABLE, HELD } from "./frames.js";
 import { KEPT_MS } from "./history.js";
 
 const SECOND = 1000;
@@ -142,4 +143,19 @@ export class Timeline {
 /** @param {number} seconds */
 function inWords(seconds) {
   return seconds < 60 ? `${seconds} s` : `${Math.floor(seconds / 60)} min ${seconds % 60} s`;
+}
+
+/**
+ * How many blocks of a run have lost what they had cached to somebody else, as it becomes this.
+ * @param {import("./frames.js").Cells} cells
+ * @param {number} first @param {number} count @param {number} state @param {number} owner
+ */
+export function evictions(cells, first, count, state, owner) {
+  if (!(state & HELD)) return 0;
+  let sum = 0;
+  for (let cell = first; cell < first + count; cell++) {
+    const before = cells.state[cell];
+    if (before & FINDABLE && !(before & HELD) && (!(state & FINDABLE) || cells.owner[cell] !== owner)) sum++;
+  }
+  return sum;
 }

@@ -1,11 +1,12 @@
 // The wall: the KV cache live, a cell a block, of each replica.
 
+import { Demonstration } from "./demonstration.js";
 import { Replicas } from "./replicas.js";
 import { Wall } from "./wall.js";
 
 /**
  * An address is `#wall/TENANT/REQUEST`: that tenant's cells and requests alone, and one of these.
- * @param {HTMLElement} element
+ * @param {HTMLElement & {cells?: import("./frames.js").Cells}} element
  * @param {Api} api
  * @param {string[]} path
  */
@@ -16,8 +17,15 @@ export function mount(element, api, path) {
     wall.visit(shown);
     return wall;
   });
+  const above = document.createElement("section");
+  above.ariaLabel = "Demonstration";
+  element.prepend(above);
+  const demonstration = new Demonstration(above, api, () => element.cells);
   return {
-    close: () => replicas.close(),
+    close() {
+      demonstration.close();
+      replicas.close();
+    },
     /** @param {string[]} to */
     visit(to) {
       shown = to;

@@ -1,18 +1,20 @@
 // One replica's wall: its cells live, what they are in words, and the requests that lean on them.
 
-import { entry, fill, put, rest } from "../dom.js";
+import { fill, put, rest } from "../dom.js";
+import { addressOf, link } from "./addresses.js";
 import { Disk } from "./disk.js";
-import { Cells, FINDABLE, HELD, framesOf } from "./frames.js";
+import { Cells, HELD, framesOf } from "./frames.js";
 import { History } from "./history.js";
-import { KINDS, Picture } from "./picture.js";
-import { Requests, addressOf, link } from "./requests.js";
-import { Timeline } from "./timeline.js";
-import { MOST_OWNERS, cellInWords, counted, kindInWords, number, ownerOf, summary } from "./words.js";
+import { Legend } from "./legend.js";
+import { Picture } from "./picture.js";
+import { Requests } from "./requests.js";
+import { Timeline, evictions } from "./timeline.js";
+import { cellInWords, ownerOf, tileInWords } from "./words.js";
+import { Zoom } from "./zoom.js";
 
 const RETRY_MS = 2000;
 const COUNT_MS = 500;
 const NOTE_MS = 1000;
-const RARE = ["state", "on-disk"]; // kinds that are told where there are any
 const MARKUP = `
 <div class="tools">
   <label>Colours <select name="colours"><option value="kinds">what a block is</option>
@@ -21,7 +23,9 @@ const MARKUP = `
   <span class="alone" hidden></span>
   <p class="news" role="status"></p>
 </div>
+<p class="loading hint" role="status">Loading the blocks…</p>
 <ul class="legend"></ul>
+<div class="zoom tools" hidden></div>
 <div class="cells"><canvas tabindex="0" role="img"
   aria-label="KV blocks, one cell each; arrow keys choose one"></canvas><i class="grid" hidden></i><svg
   class="chain" aria-hidden="true" hidden></svg><i class="mark" hidden></i></div>
@@ -57,12 +61,14 @@ export class Wall {
     this.ending = new AbortController();
     /** @type {AbortController | null} */
     this.reading = null;
+    this.legend = new Legend(this.part(".legend"), this.part(".summary"), this.choice("only"), this.picture);
     this.disk = new Disk(this.part(".disk"), this.picture);
     const outline = /** @type {SVGElement} */ (/** @type {unknown} */ (this.part(".chain")));
     this.requests = new Requests(this.part(".leaning"), outline, this.picture, this.ending.signal);
     this.history = new History();
     const look = /** @param {number | null} at */ (at) => this.look(at);
     this.timeline = new Timeline(this.part(".timeline"), this.history, look, this.ending.signal);
+    this.zoom = new Zoom(this.part(".zoom"), this.picture, () => this.layOut(), this.ending.signal);
     /** @type {Set<string>} */
     this.preempted = new Set(); // requests, when they were last told
     this.listen();
@@ -124,6 +130,10 @@ export class Wall {
       const cell = this.picture.cellAt(event.offsetX, event.offsetY);
       if (cell !== null) this.choose(cell);
     }, { signal });
+    this.canvas.addEventListener("click", (event) => {
+      const cell = this.picture.cellAt(event.offsetX, event.offsetY);
+      if (cell !== null) this.zoom.enter(cell);
+    }, { signal });
     this.canvas.addEventListener("keydown", (event) => this.step(event), { signal });
   }
 
@@ -142,7 +152,8 @@ export class Wall {
         for await (const frame of framesOf(stream)) this.take(frame);
       } catch (error) {
         if (reading.signal.aborted) return;
-        this.tell(`Not shown right now: ${/** @type {Error} */ (error).message}`);
+        this.part(".loading").hidden = true;
+        this.tell(`Not shown right now: ${/** @type {Error} */ (error).message} It is tried again.`);
       } finally {
         streaming.abort();
         this.history.stop(performance.now());
@@ -155,6 +166,7 @@ export class Wall {
   take(frame) {
     /** @type {[first: number, count: number][]} */
     const changed = [];
+    this.part(".loading").hidden = true;
     const now = performance.now(), { cells } = this;
     const isAnew = cells.take(frame, now, (first, count, state, owner) => {
       changed.push([first, count]);
@@ -216,6 +228,7 @@ export class Wall {
     this.picture.layOut(this.part(".cells").clientWidth);
     this.disk.draw();
     this.picture.line(this.part(".grid"));
+    this.zoom?.draw();
     this.hasNews = true;
     this.draw();
     this.requests.draw();
@@ -233,14 +246,18 @@ export class Wall {
 
   /** @param {KeyboardEvent} event */
   step(event) {
-    const { columns, cells } = this.picture;
+    const { columns, cells, perTile } = this.picture;
+    if (event.key === "Enter") this.zoom.enter(this.chosen ?? 0);
+    if (event.key === "Escape") this.zoom.leave();
     /** @type {Record<string, number>} */
     const steps = { ArrowLeft: -1, ArrowRight: 1, ArrowUp: -columns, ArrowDown: columns };
     const far = steps[event.key];
     if (far === undefined || cells.length === 0) return;
     event.preventDefault();
-    const next = this.chosen === null ? 0 : this.chosen + far;
-    this.choose(Math.min(cells.length - 1, Math.max(0, next)));
+    const next = this.chosen === null ? this.picture.from : this.chosen + far * perTile;
+    const cell = Math.min(cells.length - 1, Math.max(0, next));
+    this.zoom.follow(cell);
+    this.choose(cell);
   }
 
   /**
@@ -258,7 +275,10 @@ export class Wall {
   describe() {
     const { chosen, picture: { cells } } = this;
     if (chosen === null || chosen >= cells.length) return;
-    put(this.part(".detail"), cellInWords(cells, chosen, this.timeline.at ?? performance.now()) + this.requests.ofCell(chosen));
+    const isTile = this.picture.perTile > 1;
+    const words = isTile ? tileInWords(cells, ...this.picture.tileOf(chosen))
+      : cellInWords(cells, chosen, this.timeline.at ?? performance.now()) + this.requests.ofCell(chosen);
+    put(this.part(".detail"), words);
     const owner = ownerOf(cells, chosen), whose = this.part(".whose");
     whose.hidden = owner === "" || owner === this.picture.only;
     if (!whose.hidden && whose.dataset.of !== owner) {
@@ -270,46 +290,9 @@ export class Wall {
   count() {
     if (!this.hasNews) return;
     this.hasNews = false;
-    const { picture } = this;
-    const { kinds, owners } = counted(picture.cells);
-    kinds[KINDS.length - 1] = this.disk.count;
-    const legend = picture.byOwner
-      ? owners.slice(0, MOST_OWNERS).map(([name, count, index]) => entry(name || "nobody", picture.cssOf(index), number(count)))
-      : KINDS.map((kind, index) => entry(kindInWords(index), `var(--${kind})`, number(kinds[index])));
-    if (!picture.byOwner) {
-      for (const kind of RARE) legend[KINDS.indexOf(kind)].hidden = kinds[KINDS.indexOf(kind)] === 0;
-    }
-    this.part(".legend").replaceChildren(...legend);
-    this.offer(owners);
-    put(this.part(".summary"), summary(picture.cells, kinds, owners));
-  }
-
-  /**
-   * Let one of the owners be chosen.
-   * @param {import("./words.js").Owned[]} owners
-   */
-  offer(owners) {
-    const chooser = this.choice("only");
-    const known = new Set([...chooser.options].map((option) => option.value));
-    for (const [name] of owners) {
-      if (name !== "" && !known.has(name)) chooser.add(new Option(name));
-    }
+    this.legend.draw(this.disk.count);
   }
 
   /** @param {string} text */
   tell(text) { put(this.part(".news"), text); }
-}
-
-/**
- * How many blocks of a run have lost what they had cached to somebody else, as it becomes this.
- * @param {Cells} cells @param {number} first @param {number} count @param {number} state @param {number} owner
- */
-function evictions(cells, first, count, state, owner) {
-  if (!(state & HELD)) return 0;
-  let sum = 0;
-  for (let cell = first; cell < first + count; cell++) {
-    const before = cells.state[cell];
-    if (before & FINDABLE && !(before & HELD) && (!(state & FINDABLE) || cells.owner[cell] !== owner)) sum++;
-  }
-  return sum;
 }

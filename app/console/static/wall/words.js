@@ -49,6 +49,18 @@ export function cellInWords(cells, cell, now) {
 }
 
 /**
+ * What the cells of a tile are.
+ * @param {Cells} cells @param {number} first @param {number} end
+ */
+export function tileInWords(cells, first, end) {
+  const kinds = KINDS.map(() => 0);
+  for (let cell = first; cell < end; cell++) kinds[kindOf(cells, cell)]++;
+  const isSlot = first >= cells.numBlocks, base = isSlot ? cells.numBlocks : 0;
+  const counts = kinds.map((count, index) => `${count} ${kindInWords(index)}`).filter((_, index) => kinds[index]);
+  return `${isSlot ? "Host slots" : "Blocks"} ${first - base} to ${end - 1 - base}: ${counts.join(", ")}.`;
+}
+
+/**
  * The owner of a cell; empty: nobody.
  * @param {Cells} cells @param {number} cell
  */

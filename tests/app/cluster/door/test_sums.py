@@ -7,7 +7,7 @@ import random
 from msgspec import structs
 
 from app.cluster.door.sums import Counts, adapters_of_all, best_fates, sum_of
-from engine.api import AdapterState, BlockFate, EngineStats, ReusePoint
+from engine.api import AdapterState, BlockFate, EngineStats, Evicted, ReusePoint
 from tests.engine.simulated_model import random_prompt
 from tests.engine.simulation import make_request, simulated_core
 from tests.engine.simulation import run_to_end as run
@@ -47,10 +47,25 @@ def test_the_curves_of_pools_are_one_of_all() -> None:
 
 
 def test_a_blocks_fate_is_the_best_that_anybody_tells() -> None:
-    here, unknown = BlockFate("present"), BlockFate("unknown")
+    here, unknown = BlockFate("present"), BlockFate("never_seen")
     late, early = BlockFate("evicted", 1.0, "pressure"), BlockFate("evicted", 9.0, "expired")
     answers = [[unknown, early, unknown, here], [unknown, late, early, late]]
     assert best_fates(answers) == [unknown, late, early, here]
+    long_ago, stateless = BlockFate("lost_long_ago", 90.0), BlockFate("no_state")
+    others = [[unknown, early, stateless], [long_ago, long_ago, late]]
+    assert best_fates(others) == [long_ago, early, stateless]
+
+
+def test_who_pushed_out_whom_is_added_up() -> None:
+    one = structs.replace(
+        simulated_core().stats(),
+        evicted=[Evicted("a", "b", "pressure", 5, 1), Evicted("b", "b", "expired", 9, 0)],
+    )
+    other = structs.replace(one, evicted=[Evicted("a", "b", "pressure", 4, 2)])
+    assert sum_of([one, other]).evicted == [
+        Evicted("a", "b", "pressure", 9, 3),
+        Evicted("b", "b", "expired", 9, 0),
+    ]
 
 
 def test_an_adapter_is_where_any_replica_has_it() -> None:

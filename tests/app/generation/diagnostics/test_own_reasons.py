@@ -36,12 +36,18 @@ async def flood(asker: Asker, _: Engine, __: Body) -> None:
         await asker.world.client("umbra").responses.create(**body)
 
 
+async def flood_for_long(asker: Asker, engine: Engine, body: Body) -> None:
+    """So much is lost that no more is known of what was lost first."""
+    engine.cores[-1].scheduler.tiers._losses._most = 2
+    await flood(asker, engine, body)
+
+
 async def clear(_: Asker, engine: Engine, __: Body) -> None:
     await engine.clear()
 
 
 async def lose(_: Asker, engine: Engine, __: Body) -> None:
-    """What the engine has, it has no more, and does not know why."""
+    """What the engine has, it has no more, and does not know that it had it."""
     await eventually(lambda: engine.cores[-1].is_idle)
     engine.cores[-1].scheduler.pool.forget(range(NUM_BLOCKS))
 
@@ -116,11 +122,14 @@ class TestLeases:
 
 
 @count(2)
-async def test_what_is_gone_for_no_known_reason_is_unknown(
-    world: World, engine: Engine, seeds: range
+@pytest.mark.parametrize(
+    ("reason", "how"), [("lost_long_ago", flood_for_long), ("never_seen", lose)]
+)
+async def test_what_was_lost_long_ago_is_told_apart_from_what_was_never_here(
+    world: World, engine: Engine, seeds: range, reason: str, how: Between
 ) -> None:
     for seed in seeds:
-        check(*await diagnosed(Asker(world, seed), engine, lose), reason="unknown")
+        check(*await diagnosed(Asker(world, seed), engine, how), reason=reason)
 
 
 @count(2)

@@ -14,7 +14,7 @@ const TEX = String.raw`(?:\\[^\n]|[^\\$\n]|\n(?![ \t]*(?:\n|$)))`;
 const DISPLAYED = new RegExp(String.raw`^\$\$(${TEX}+?)\$\$|^\\\[((?:\\(?!\])[^\n]|[^\\\n]|\n(?![ \t]*(?:\n|$)))+?)\\\]`);
 const BLOCK = new RegExp(String.raw`^ {0,3}(?:${DISPLAYED.source.replaceAll("^", "")})[ \t]*(?:\n|$)`);
 const WITHIN = /^\\\(((?:\\(?!\))[^\n]|[^\\\n]|\n(?![ \t]*(?:\n|$)))+?)\\\)/;
-// As in Pandoc: no space inside, and no digit behind; and no words behind an amount.
+// As in Pandoc: no space inside, and no digit behind; nor words behind an amount, or a letter before.
 const DOLLARS = /^\$(?![\s$])((?:\\[^\n]|[^\\$\n])*?(?:\\[^\s]|[^\\$\s]))\$(?![\d$])/;
 const AMOUNT = /^\d[\s\S]*[\s(][A-Za-z]{2,}/;
 
@@ -36,12 +36,13 @@ export const EXTENSIONS = [
     name: "math",
     level: "inline",
     start: (text) => /\$|\\[([]/.exec(text)?.index,
-    tokenizer(text) {
+    tokenizer(text, before) {
       if (text[0] !== "$" && text[0] !== "\\") return undefined;
       const displayed = DISPLAYED.exec(text);
       if (displayed) return found(displayed[0], displayed[1] ?? displayed[2] ?? "", true);
       const [raw, tex = ""] = WITHIN.exec(text) ?? DOLLARS.exec(text) ?? [""];
-      return raw === "" || (raw[0] === "$" && AMOUNT.test(tex)) ? undefined : found(raw, tex, false);
+      const isPrice = raw[0] === "$" && (AMOUNT.test(tex) || /\w$/.test(before.at(-1)?.raw ?? ""));
+      return raw === "" || isPrice ? undefined : found(raw, tex, false);
     },
   },
 ];

@@ -8,6 +8,7 @@ import { decoded } from "./entities.js";
 /** @typedef {string | 0 | [string, Attributes, ...Part[]]} Part a text, what was there, or an element */
 
 const MOST_LEVELS = 100; // of what is nested: a page that is nested deeper cannot be laid out
+const LONG = 150; // rows: to find the widths of columns by all cells of more would take too long
 const LINE_BREAK = /^<br\s*\/?>$/i;
 const SAFE = /^https?:/i;
 /** @type {Record<string, string>} */
@@ -62,8 +63,10 @@ export class Tree {
 
   /** @param {string} text @param {string} language @returns {Part} */
   code(text, language) {
-    const lines = this.highlighter.lines(text, language.split(/\s/, 1)[0] ?? "");
-    return ["div", { class: "code" }, ["pre", { tabindex: "0" }, ["code", null, ...lines]], ["button", null]];
+    const [name = ""] = language.split(/\s/, 1);
+    /** @type {Part} */
+    const bar = ["div", { class: "bar" }, ["span", null, name], ["button", null]];
+    return ["div", { class: "code" }, bar, ["pre", { tabindex: "0" }, ["code", null, ...this.highlighter.lines(text, name)]]];
   }
 
   /** @param {Token} token @returns {Part} */
@@ -83,7 +86,7 @@ export class Tree {
     /** @type {Part} */
     const body = ["tbody", null, ...rows.map((cells) => row("td", cells))];
     const scroller = { class: "scroll", tabindex: "0", role: "group", "aria-label": "Table" };
-    return ["div", scroller, ["table", null, head, ...(rows.length > 0 ? [body] : [])]];
+    return ["div", scroller, ["table", rows.length > LONG ? { class: "long" } : null, head, ...(rows.length > 0 ? [body] : [])]];
   }
 
   /** @param {Token} token @returns {Part[]} */
