@@ -221,7 +221,13 @@ class Replica(Listener):
         self._stored[block] = block_hash
 
     def lost(
-        self, block: int, block_hash: bytes | None, _owner: str, _why: Loss | None, _kind: int
+        self,
+        block: int,
+        block_hash: bytes | None,
+        _owner: str,
+        _why: Loss | None,
+        _kind: int,
+        _by: str,
     ) -> None:
         """See `Listener`."""
         assert block_hash is not None, "no tails"

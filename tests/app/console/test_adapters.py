@@ -34,6 +34,7 @@ async def test_a_chat_goes_on_with_an_adapter_that_is_chosen(page: Page, world: 
     await say(page, "And now in rhyme?")
     await answered(page, 2)
     assert [one.adapter is not None for one in world.engine.requests] == [False, True]
+    await expect(page.locator(".meta")).to_have_text(f"{MODEL} · adapter rhyme · as acme")
 
 
 async def compare(page: Page, world: World) -> None:

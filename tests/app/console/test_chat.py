@@ -27,7 +27,7 @@ from tests.app.console.chatting import (
     tape,
 )
 from tests.app.console.keeping import is_updating
-from tests.app.console.looks import check_looks
+from tests.app.console.looks import check_looks, check_page
 from tests.app.console.signing_in import sign_in
 from tests.app.scripted_engine import ScriptedEngine
 
@@ -282,6 +282,7 @@ async def test_a_tenant_is_offered_its_prompts_and_fills_them_in(page: Page, wor
     await expect(begins.locator("option")).to_have_text(["A text of one's own, or none", "desk"])
     await begins.select_option("desk")
     await expect(page.get_by_label("System text")).to_be_hidden()
+    await check_page(page, 1440)
     await say(page, "Hello")
     await expect(page.get_by_role("alert")).to_contain_text("Fill in who")
     await page.get_by_label("who", exact=True).fill("ACME")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from typing import Literal
 
 import httpx
 import pytest
@@ -13,9 +14,11 @@ from transformers import PreTrainedTokenizerBase
 
 from tests.app.conftest import World, eventually
 from tests.app.console.chatting import answered, connected, enter, hear_half, say, tape
+from tests.app.console.looks import check_page
 from tests.app.console.signing_in import sign_in
 from tests.app.scripted_engine import ScriptedEngine
 
+SCHEMES: tuple[Literal["dark", "light"], ...] = ("dark", "light")
 DATABASES = "async () => (await indexedDB.databases()).map(({name}) => name)"
 STORED = """async () => {
   const opening = indexedDB.open("partywall");
@@ -29,6 +32,20 @@ STORED = """async () => {
   }
   database.close();
   return all;
+}"""
+
+FILL = """async (count) => {
+  const opening = indexedDB.open("partywall");
+  await new Promise((resolve) => { opening.onsuccess = resolve; });
+  const database = opening.result;
+  const transaction = database.transaction("conversations", "readwrite");
+  for (let number = 0; number < count; number++) {
+    const id = String(number);
+    const heading = { id, title: `Number ${number}`, changedAt: 1e12 + number, draft: "" };
+    transaction.objectStore("conversations").put(heading, ["acme", id]);
+  }
+  await new Promise((resolve) => { transaction.oncomplete = resolve; });
+  database.close();
 }"""
 
 
@@ -296,6 +313,68 @@ async def test_on_a_telephone_conversations_are_behind_a_button(page: Page, worl
     await expect(page.get_by_label("Message")).to_be_in_viewport()
     await page.get_by_role("button", name="Conversations").click()
     await expect(page.get_by_role("link", name="one")).to_be_visible()
+    for scheme in SCHEMES:
+        await page.emulate_media(color_scheme=scheme)
+        await check_page(page, 360)
     await new.click()
     await expect(new).to_be_hidden()
     await expect(page.locator(".said")).to_have_count(0)
+
+
+async def test_an_answer_is_stopped_behind_a_reload(page: Page, world: World) -> None:
+    await hear_half(page, world)
+    await page.reload()
+    await page.get_by_role("button", name="Stop").click()
+    await expect(page.locator(".figures")).to_contain_text("stopped")
+    await eventually(lambda: not world.engine.active)
+
+
+async def test_what_is_forgotten_while_it_is_written_is_asked_again(
+    page: Page, world: World, complaints: list[str]
+) -> None:
+    await hear_half(page, world)
+    created = [one for _, one in await tape(page) if one["type"] == "response.created"]
+    address = page.url
+    await page.goto("about:blank")
+    await forget(world, created[0]["response"]["id"])
+    world.engine.release()
+    await page.goto(address)
+    await answered(page)
+    await expect(page.locator(".message")).to_have_text("You said: Say it slowly")
+    assert len(world.engine.requests) == 2
+    assert [one for one in complaints if "404" not in one] == []
+    complaints.clear()  # the browser tells that the response is not there
+
+
+async def test_tabs_that_know_nothing_of_each_other_overwrite_nothing(
+    page: Page, world: World
+) -> None:
+    await page.context.add_init_script("BroadcastChannel.prototype.postMessage = () => {}")
+    await enter(page, world)
+    await say(page, "one")
+    await answered(page)
+    tab = await beside(page, world, page.url)
+    await expect(tab.locator(".message")).to_have_text(["You said: one"])
+    for asking, text in ((page, "two"), (tab, "three")):
+        await say(asking, text)
+        await answered(asking, 2)
+    await page.reload()
+    await expect(page.get_by_text("2 of 2")).to_be_visible()
+    await expect(page.locator(".message").last).to_have_text("You said: three")
+    await page.get_by_role("button", name="The version before").click()
+    await expect(page.locator(".message").last).to_have_text("You said: two")
+
+
+async def test_the_oldest_of_too_many_conversations_are_forgotten(page: Page, world: World) -> None:
+    await enter(page, world)
+    await page.evaluate(FILL, 210)
+    await page.reload()
+    await connected(page)
+    conversations = page.get_by_role("navigation", name="Conversations").get_by_role("link")
+    await expect(conversations).to_have_count(211)
+    await say(page, "one")
+    await answered(page)
+    await expect(conversations).to_have_count(200)
+    await expect(conversations.last).to_have_text("Number 11")
+    await page.reload()
+    await expect(conversations).to_have_count(200)

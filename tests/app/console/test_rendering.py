@@ -12,7 +12,7 @@ from playwright.async_api import Page, expect
 from transformers import PreTrainedTokenizerBase
 
 from tests.app.conftest import World
-from tests.app.console.chatting import answered, enter, say
+from tests.app.console.chatting import answered, enter, say, set_up
 from tests.app.console.long_answers import KINDS, long_answer, longest_task, stream
 from tests.app.console.looks import check_looks
 from tests.app.scripted_engine import ScriptedEngine
@@ -142,9 +142,7 @@ async def test_what_is_selected_open_or_focused_stays_as_an_answer_streams(
 async def test_a_rich_answer_shuts_nobody_out(page: Page, world: World, tmp_path: Path) -> None:
     await enter(page, world)
     function = {"type": "function", "name": "stock", "parameters": {"type": "object"}}
-    await page.get_by_text("Settings of this conversation").click()
-    await page.get_by_label("Tools, as JSON").fill(json.dumps(function))
-    await page.get_by_text("Settings of this conversation").click()
+    await set_up(page, tools=json.dumps(function))
     call = '<tool_call>\n{"name": "stock", "arguments": {"of": "glue", "in": 2}}\n</tool_call>'
     world.engine.answer = call
     await say(page, "How long will our glue do?")

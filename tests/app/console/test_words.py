@@ -77,6 +77,8 @@ async def test_an_engine_that_is_away_and_one_that_fails_are_told_of(
     await enter(page, world)
     world.engine.down = True
     await failed(page, "The engine is being started again. Try again in a few seconds.")
+    await page.get_by_text("Line and raw events").click()
+    await expect(page.locator(".tape")).to_contain_text("The engine is not available right now.")
     world.engine.down = False
     await page.get_by_role("button", name="Answer again").click()
     await expect(page.locator(".message")).to_have_text("You said: Hello")

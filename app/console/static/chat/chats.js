@@ -1,26 +1,26 @@
 // The chats of a tenant: which conversation is shown, what is asked in it, and what comes back.
 
-import { now } from "./answer.js";
+import { now } from "./said/answer.js";
 import { Column } from "./column.js";
 import { Composer } from "./composer.js";
-import { Drawer } from "./drawer.js";
+import { Drawer } from "./line/drawer.js";
 import { fill, part, put } from "../dom.js";
-import { Exchange } from "./exchange.js";
+import { Exchange } from "./line/exchange.js";
 import { Following } from "./following.js";
 import { ConversationHeading, metaOf } from "./heading.js";
-import { Kept } from "./kept.js";
+import { Kept } from "./keeping/kept.js";
 import { linkOf, List } from "./list.js";
-import { saveAs } from "./saving.js";
+import { saveAs } from "./keeping/saving.js";
 import { BASE, Settings, titleOf } from "./settings.js";
-import { firstWords } from "./conversation.js";
+import { firstWords } from "./said/conversation.js";
 import { Welcome } from "./welcome.js";
-import { noticeOf } from "./words.js";
+import { noticeOf } from "./said/words.js";
 
 /**
- * @typedef {import("./conversation.js").Conversation} Conversation
- * @typedef {import("./tree.js").Tree} Tree
- * @typedef {import("./tree.js").Turn} Turn
- * @typedef {import("./tree.js").Input} Input
+ * @typedef {import("./said/conversation.js").Conversation} Conversation
+ * @typedef {import("./said/tree.js").Tree} Tree
+ * @typedef {import("./said/tree.js").Turn} Turn
+ * @typedef {import("./said/tree.js").Input} Input
  * @typedef {{ side: Tree, parent: Turn | null }} Place
  * @typedef {{ changeKey(): void, refused(why: string): void }} Hands
  */
@@ -205,7 +205,7 @@ export class Chats {
     this.composer.question.focus();
   }
 
-  /** @param {Partial<import("./conversation.js").Heading>} changes */
+  /** @param {Partial<import("./said/conversation.js").Heading>} changes */
   keep(changes) {
     this.kept.put(this.current, changes);
     this.show();

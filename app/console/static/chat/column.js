@@ -3,7 +3,7 @@
 import { make, put } from "../dom.js";
 import { Entry } from "./turn.js";
 
-/** @typedef {import("./tree.js").Tree} Tree */
+/** @typedef {import("./said/tree.js").Tree} Tree */
 /** @typedef {import("./turn.js").Turn} Turn */
 
 export class Column {

@@ -4,7 +4,7 @@ import { fill, part, put } from "../dom.js";
 import { asked, Pictures } from "./pictures.js";
 
 /**
- * @typedef {import("./tree.js").Input} Input
+ * @typedef {import("./said/tree.js").Input} Input
  * @typedef {{ say(input: Input, text: string): boolean, draft(text: string): void, stop(): void, goOn(): void }} Hands
  */
 

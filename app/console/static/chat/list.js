@@ -2,7 +2,7 @@
 
 import { fill, make, part } from "../dom.js";
 
-/** @typedef {import("./conversation.js").Conversation} Conversation */
+/** @typedef {import("./said/conversation.js").Conversation} Conversation */
 
 const MARKUP = `
 <button type="button" name="list" aria-expanded="false" aria-controls="conversations">Conversations</button>

@@ -1,6 +1,6 @@
 // For developers: the line's last messages as they went, and a way to break it.
 
-import { button, fill, make, part } from "../dom.js";
+import { button, fill, make, part } from "../../dom.js";
 
 /** @typedef {import("./line.js").Line} Line */
 
@@ -48,7 +48,8 @@ export class Drawer {
 /** @param {import("./tape.js").Said} said */
 function entryOf([who, message]) {
   const { type, stream_id: lane, sequence_number: number, delta } = message;
-  const what = [who === "client" ? "→" : "←", type, lane, number, delta === undefined ? "" : JSON.stringify(delta)];
+  const said = delta === undefined ? (message.error ?? message.response?.error)?.message : JSON.stringify(delta);
+  const what = [who === "client" ? "→" : "←", type, lane, number, said];
   const details = make("details");
   const text = make("pre");
   details.append(make("summary", "", what.filter((one) => one !== undefined).join(" ")), text);

@@ -1,7 +1,7 @@
 // A conversation as a file: what was shown as Markdown, or all of it as JSON.
 
-import { make } from "../dom.js";
-import { Conversation } from "./conversation.js";
+import { make } from "../../dom.js";
+import { Conversation } from "../said/conversation.js";
 
 /** @param {Conversation} conversation */
 function asMarkdown(conversation) {

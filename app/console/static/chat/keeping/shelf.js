@@ -3,8 +3,8 @@
 // are written anew as they grow.
 
 /**
- * @typedef {import("./conversation.js").Heading} Heading
- * @typedef {import("./tree.js").TurnRecord} TurnRecord
+ * @typedef {import("../said/conversation.js").Heading} Heading
+ * @typedef {import("../said/tree.js").TurnRecord} TurnRecord
  * @typedef {{ id: string, isGone?: boolean }} Notice of a conversation that was changed
  */
 

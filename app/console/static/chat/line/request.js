@@ -1,8 +1,8 @@
 // What is asked of the service for a turn.
 
 /**
- * @typedef {import("./tree.js").Turn} Turn
- * @typedef {import("./tree.js").Input} Input
+ * @typedef {import("../said/tree.js").Turn} Turn
+ * @typedef {import("../said/tree.js").Input} Input
  * @typedef {Record<string, any>} Body
  */
 

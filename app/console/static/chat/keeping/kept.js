@@ -1,11 +1,11 @@
 // All conversations of who is signed in: those here, and how they are kept, shared with other tabs, and forgotten.
 
-import { Conversation } from "./conversation.js";
+import { Conversation } from "../said/conversation.js";
 import { MOST, Shelf } from "./shelf.js";
 
 /**
- * @typedef {import("./tree.js").Turn} Turn
- * @typedef {import("./conversation.js").Heading} Heading
+ * @typedef {import("../said/tree.js").Turn} Turn
+ * @typedef {import("../said/conversation.js").Heading} Heading
  * @typedef {{
  *   found(conversation: Conversation, turn: Turn, isFirst: boolean): void, changed(conversation: Conversation): void,
  *   gone(conversation: Conversation): void, carries(turn: Turn): boolean, told(why: string): void,

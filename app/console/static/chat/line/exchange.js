@@ -1,13 +1,13 @@
 // What is asked of the service and comes back: answers over a line, kept as they grow.
 
-import { now } from "./answer.js";
+import { now } from "../said/answer.js";
 import { Line } from "./line.js";
 import { requestOf, wholeRequestOf } from "./request.js";
-import { wordsFor } from "./words.js";
+import { wordsFor } from "../said/words.js";
 
 /**
- * @typedef {import("./conversation.js").Conversation} Conversation
- * @typedef {import("./tree.js").Turn} Turn
+ * @typedef {import("../said/conversation.js").Conversation} Conversation
+ * @typedef {import("../said/tree.js").Turn} Turn
  * @typedef {{
  *   grown(): void, ended(conversation: Conversation, turn: Turn): void,
  *   told(isOpen: boolean, words: string): void, refused(why: string): void,
@@ -19,7 +19,7 @@ const LEFT = "The page was left before this was answered. Answer again.";
 export class Exchange {
   // Of `ear`, `grown` hears of each event, `ended` of an answer that has, `told` how the line is, and `refused`
   // why the key does not hold any more.
-  /** @param {import("../api.js").Api} api @param {import("./kept.js").Kept} kept @param {Ear} ear */
+  /** @param {import("../../api.js").Api} api @param {import("../keeping/kept.js").Kept} kept @param {Ear} ear */
   constructor(api, kept, ear) {
     this.api = api;
     this.kept = kept;

@@ -106,17 +106,18 @@ export class Tree {
   // Which turn is shown at each fork, by what it follows; `""` is the beginning.
   /** @returns {Record<string, string>} */
   get choices() {
-    /** @type {[string, Fork][]} */
-    const all = [["", this], ...this.turns];
-    const forks = all.filter(([, at]) => at.followers.length > 1);
-    return Object.fromEntries(forks.map(([id, at]) => [id, at.followers[at.chosen].id]));
+    const forks = this.forks.filter(([, { followers }]) => followers.length > 1);
+    return Object.fromEntries(forks.map(([id, { followers, chosen }]) => [id, followers[chosen].id]));
   }
 
+  // Where nothing was chosen, the newest is shown.
   set choices(choices) {
-    for (const [id, chosen] of Object.entries(choices)) {
-      const at = id === "" ? this : this.turns.get(id);
-      const index = at?.followers.findIndex((one) => one.id === chosen) ?? -1;
-      if (at !== undefined && index >= 0) at.chosen = index;
+    for (const [id, fork] of this.forks) {
+      const index = fork.followers.findIndex((one) => one.id === choices[id]);
+      fork.chosen = index < 0 ? Math.max(0, fork.followers.length - 1) : index;
     }
   }
+
+  /** @returns {[string, Fork][]} */
+  get forks() { return [["", this], ...this.turns]; }
 }

@@ -1,11 +1,11 @@
 // One socket for all conversations, each answer in a lane of its own. A broken one is opened again, and
 // the answers that it carried go on behind the last event that has come.
 
-import { now } from "./answer.js";
+import { now } from "../said/answer.js";
 import { Tape } from "./tape.js";
 
 /**
- * @typedef {import("./answer.js").Answer} Answer
+ * @typedef {import("../said/answer.js").Answer} Answer
  * @typedef {Record<string, any>} Body of a request, or a response
  * @typedef {{ find(id: string): Promise<Body>, told(isOpen: boolean, why: Body | null): void }} Ear
  * @typedef {{ answer: Answer, request: Body, whole: () => Body, isWhole: boolean, isStopped: boolean }} Running
@@ -113,7 +113,7 @@ export class Line {
     this.socket?.send(JSON.stringify(message));
   }
 
-  /** @param {import("./answer.js").Event} event */
+  /** @param {import("../said/answer.js").Event} event */
   hear(event) {
     this.record.add("server", event);
     const lane = event.stream_id;
@@ -140,7 +140,7 @@ export class Line {
 
   // An answer whose stream cannot be read may have ended and be kept, or run elsewhere, or be gone: then it is
   // asked for again.
-  /** @param {string} lane @param {Running} running @param {import("./answer.js").Event} refusal */
+  /** @param {string} lane @param {Running} running @param {import("../said/answer.js").Event} refusal */
   async recover(lane, running, refusal) {
     const { answer } = running;
     let response;
