@@ -12,7 +12,7 @@ const ANEW_MS = 60_000;
 const KEPT = "partywall.tenants"; // what was searched for in this tab
 /** @type {import("./rows.js").Choice} */
 const ALL = { search: "", status: "", group: "", isActive: false, sort: null, isDown: true };
-const STATUSES = [["all", ""], ["active", "active"], ["suspended", "suspended"], ["share groups", "group"]];
+const STATUSES = [["all", ""], ["active", "active"], ["suspended", "suspended"], ["groups", "group"]];
 
 export class List {
   /** @param {HTMLElement} element @param {import("../api.js").Api} api @param {Element[]} hands */
@@ -44,7 +44,7 @@ export class List {
   }
 
   bar() {
-    const bar = make("div", "bar");
+    const bar = make("div", "across");
     const hands = make("div", "tools");
     hands.append(...this.hands);
     bar.append(this.tools, hands);
@@ -162,7 +162,7 @@ export class List {
     this.offerGroups();
     const all = this.fleet.rows();
     const rows = chosen(all, this.choice);
-    const stays = !isAsked && this.table.isInUse;
+    const stays = !isAsked && this.fleet.isWhole && this.table.isInUse;
     const places = new Map(this.order.map((id, at) => [id, at]));
     const inOrder = stays
       ? rows.toSorted((one, other) => (places.get(one.id) ?? Infinity) - (places.get(other.id) ?? Infinity) || 0)
