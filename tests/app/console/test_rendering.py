@@ -31,7 +31,7 @@ PIECES = [
 ]
 STREAMED_AND_WHOLE = """async (texts) => {
   const module = document.querySelector("script[type=module]").src;
-  const { Written } = await import(new URL("chat/markdown.js", module));
+  const { Written } = await import(new URL("chat/turns/markdown.js", module));
   const settled = async (written) => {
     while (!written.isSettled) await new Promise((resolve) => setTimeout(resolve, 1));
     return written.element.innerHTML;
@@ -55,7 +55,7 @@ STREAMED_AND_WHOLE = """async (texts) => {
 }"""
 SHOWN = """async (text) => {
   const module = document.querySelector("script[type=module]").src;
-  const { Written } = await import(new URL("chat/markdown.js", module));
+  const { Written } = await import(new URL("chat/turns/markdown.js", module));
   const written = new Written(document.createElement("div"), () => {});
   written.show(text, true);
   while (!written.isSettled) await new Promise((resolve) => setTimeout(resolve, 5));

@@ -1,13 +1,13 @@
 // All tenants and share groups: their records, what they do now, and what they used this month.
 
-import { Span, parsed } from "../load/metrics.js";
+import { Span, parsed } from "../../load/metrics.js";
 import { rowOf } from "./rows.js";
 
 const FIRST = 100; // records that are asked for first, so that there is something soon
 const PAGE = 1000;
 
 export class Fleet {
-  /** @param {import("../api.js").Api} api */
+  /** @param {import("../../api.js").Api} api */
   constructor(api) {
     this.api = api;
     this.records = /** @type {Map<string, any>} */ (new Map());

@@ -1,9 +1,9 @@
 // The list of tenants: searched, filtered, sorted, with totals; what each does is told every two
 // seconds while it is seen, and records and the month's usage once a minute.
 
-import { button, field, make, put, rest } from "../dom.js";
+import { button, field, make, put, rest } from "../../dom.js";
 import { Fleet } from "./fleet.js";
-import { alerting, emptiness, link } from "./panel.js";
+import { alerting, emptiness, link } from "../panel.js";
 import { COLUMNS, chosen, isActive, sorted } from "./rows.js";
 import { VirtualTable } from "./virtual.js";
 
@@ -15,7 +15,7 @@ const ALL = { search: "", status: "", group: "", isActive: false, sort: null, is
 const STATUSES = [["all", ""], ["active", "active"], ["suspended", "suspended"], ["groups", "group"]];
 
 export class List {
-  /** @param {HTMLElement} element @param {import("../api.js").Api} api @param {Element[]} hands */
+  /** @param {HTMLElement} element @param {import("../../api.js").Api} api @param {Element[]} hands */
   constructor(element, api, hands) {
     this.element = element;
     this.hands = hands;

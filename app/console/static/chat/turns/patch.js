@@ -1,8 +1,8 @@
 // A tree of what was read, put into the page in place: what is as it was stays, selected or not.
 
-import { copier } from "../dom.js";
+import { copier } from "../../dom.js";
 
-/** @typedef {import("./reading/tree.js").Part} Part */
+/** @typedef {import("../reading/tree.js").Part} Part */
 
 // Of work, before the page may do what else there is to do: each part has to be laid out, too.
 const SLICE_MS = 8;
