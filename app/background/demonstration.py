@@ -146,10 +146,10 @@ class Demonstration:
     async def _look(self) -> None:
         """Show what is wanted; else remove what another process has left, or what never began."""
         record, self._wanted = self._wanted, None
-        if record is not None:
-            await self._show(record)
-            return
-        with contextlib.suppress(StoreUnavailable):
+        with contextlib.suppress(StoreUnavailable):  # it is looked again soon
+            if record is not None:
+                await self._show(record)
+                return
             left = await self._stores.demonstrations.current()
             if left is None:
                 return

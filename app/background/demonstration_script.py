@@ -138,5 +138,6 @@ class Script:
             candidates=Candidates(num_choices=num, num_sequences=num),
         )
         generation = await self._generations.begin(self._principals[tenant], request)
+        generation.is_for_somebody = False
         async for _ in generation.pieces():
             pass

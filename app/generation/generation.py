@@ -105,6 +105,8 @@ class Generation:
         self.cache_write_tokens = asked.cache_write_tokens
         self.saved_seconds = 0.0
         """Of computing, as tokens were found in the cache."""
+        self.is_for_somebody = True
+        """Or a demonstration's, which saves nobody anything."""
         self.failure: ApiError | None = None
         self.named: Mapping[str, bytes] = {}
         """The items that its request has named, as JSON by id."""
@@ -304,7 +306,8 @@ class Generation:
             name = None if origin is None else f"{origin.owner}/{origin.name}"
             if name is not None:
                 traffic.count_prompt(name, prompt, cached)
-            self._count_saved(name)
+            if self.is_for_somebody:
+                self._count_saved(name)
 
     def _count_saved(self, registered: str | None) -> None:
         """Account for what it has saved; a registered prompt's part is that of its tokens."""

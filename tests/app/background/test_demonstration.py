@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerBase
 
 from app.background.demonstration import Demonstration
 from tenants.demonstrations import Demonstrated
-from tests.app.conftest import MODEL, World, eventually
+from tests.app.conftest import MODEL, STALL_SECONDS, World, eventually
 from tests.app.pooled_engine import PooledEngine
 
 TENANTS = ["demo-ana", "demo-ben", "demo-cleo"]
@@ -77,6 +77,8 @@ async def test_it_shows_all_and_leaves_nothing(
     assert len({one.namespaces.private_key for one in engine.requests}) == 3
     for tenant in TENANTS:
         assert (await admin.get(f"/tenants/{tenant}/usage")).status_code == 404
+    worth = (await admin.get("/sharing")).json()
+    assert (worth["total"]["today"]["requests"], worth["tenants"]) == (0, []), "it was for nobody"
     audited = (await admin.get("/audit")).json()["entries"]
     assert len([one for one in audited if "demo-" in str(one)]) == 2 * len(TENANTS)
 
@@ -129,6 +131,27 @@ async def test_what_a_killed_process_has_left_is_removed(
     refused = await admin.post(HERE)
     assert refused.status_code == 409
     assert "There is a tenant called demo-ben already" in refused.json()["detail"]
+
+
+async def test_what_a_store_that_is_away_keeps_from_being_removed_is_removed_later(
+    admin: httpx.AsyncClient, world: World, demonstration: Demonstration
+) -> None:
+    demonstration.beat_seconds = 60.0
+    assert (await admin.post(HERE)).is_success
+    async with asyncio.timeout(20):
+        while TENANTS[2] not in await tenants(admin):
+            pass
+    with world.outage():
+        assert demonstration._playing is not None
+        demonstration._playing.cancel()
+        await eventually(lambda: demonstration._playing is None)
+        await asyncio.sleep(2 * STALL_SECONDS)
+    assert "demonstration" not in world.app.state.service.supervisor.failing
+    async with asyncio.timeout(20):
+        while (state := await admin.get(HERE)).is_error or state.json()["running"]:
+            await demonstration._look()
+            await asyncio.sleep(0.1)
+    assert await tenants(admin) == ["acme", "umbra"]
 
 
 async def test_it_pushes_nobody_out(

@@ -34,6 +34,19 @@ STORED = """async () => {
   return all;
 }"""
 
+HOLD = """() => {
+  const {line} = document.getElementById("view-chat");
+  const hear = line.hear.bind(line);
+  const held = [];
+  line.hear = (event) => held.push(event);
+  window.release = () => {
+    line.hear = hear;
+    held.forEach(hear);
+  };
+}"""
+AN_HOUR_AGO = """() => Object.defineProperty(performance, "timeOrigin", {
+  value: performance.timeOrigin - 3_600_000,
+})"""
 FILL = """async (count) => {
   const opening = indexedDB.open("partywall");
   await new Promise((resolve) => { opening.onsuccess = resolve; });
@@ -291,6 +304,46 @@ async def test_a_link_leads_to_a_conversation_and_back(page: Page, world: World)
     await expect(tab.locator(".said")).to_have_text(["one"])
     await tab.goto(f"{first[:-1]}{'0' if first[-1] != '0' else '1'}")
     await expect(tab.get_by_role("alert")).to_contain_text("not in this browser")
+
+
+async def test_what_is_deleted_before_its_answer_begins_is_forgotten_at_the_service_too(
+    page: Page, world: World
+) -> None:
+    await enter(page, world)
+    await page.evaluate(HOLD)
+    await say(page, "a secret")
+    await eventually(lambda: bool(world.engine.requests))
+    await page.get_by_role("button", name="Delete").click()
+    await page.get_by_role("button", name="Really delete?").click()
+    await expect(page.locator(".said")).to_have_count(0)
+    async with page.expect_response("**/v1/responses/resp_*") as forgotten:
+        await page.evaluate("release()")
+    assert (await forgotten.value).request.method == "DELETE"
+    assert not any((await page.evaluate(STORED)).values())
+
+
+async def test_turns_are_kept_in_their_order_whatever_the_clocks_of_tabs(
+    page: Page, world: World
+) -> None:
+    await enter(page, world)
+    await say(page, "one")
+    await answered(page)
+    tab = await beside(page, world, page.url)
+    await tab.evaluate(AN_HOUR_AGO)
+    await say(tab, "two")
+    await answered(tab, 2)
+    await page.reload()
+    await expect(page.locator(".said")).to_have_text(["one", "two"])
+
+
+async def test_a_browser_that_has_no_room_left_is_told_of(page: Page, world: World) -> None:
+    await enter(page, world)
+    storage = await page.context.new_cdp_session(page)
+    room = {"origin": world.base_url, "quotaSize": 1000}
+    await storage.send("Storage.overrideQuotaForOrigin", room)
+    await say(page, "word " * 300)
+    await answered(page)
+    await expect(page.get_by_role("alert")).to_contain_text("not kept in this browser: it has no")
 
 
 async def test_no_key_is_kept_with_conversations(page: Page, world: World) -> None:

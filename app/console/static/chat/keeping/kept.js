@@ -94,10 +94,13 @@ export class Kept {
     if (known !== undefined) this.ear.gone(known);
   }
 
+  /** @param {Conversation} conversation */
+  has(conversation) { return this.conversations.get(conversation.id) === conversation; }
+
   // Change and keep some of what is known of a conversation.
   /** @param {Conversation} conversation @param {Partial<Heading>} changes */
   put(conversation, changes) {
-    if (this.conversations.get(conversation.id) !== conversation) return; // it was deleted
+    if (!this.has(conversation)) return; // it was deleted
     conversation.restore(changes);
     if (conversation.isEmpty && !conversation.draft && !conversation.title) {
       if (conversation.isKept) this.tried(this.shelf?.remove(conversation.id));
@@ -156,6 +159,9 @@ export class Kept {
 
   /** @param {Promise<unknown> | undefined} work */
   tried(work) {
-    work?.catch(({ message }) => this.ear.told(`This is not kept in this browser: ${message}`));
+    work?.catch(({ name, message }) => {
+      const why = name === "QuotaExceededError" ? "it has no room left." : message;
+      this.ear.told(`This is not kept in this browser: ${why}`);
+    });
   }
 }

@@ -72,7 +72,8 @@ export class Shelf {
     const key = [this.owner, id];
     const known = await done(headings.get(key));
     if (known === undefined && !isNew) return;
-    await done(headings.put({ ...known, ...heading, id }, key));
+    headings.put({ ...known, ...heading, id }, key);
+    await written(headings);
     this.tell({ id });
   }
 
@@ -81,7 +82,8 @@ export class Shelf {
     const [turns, answers] = this.stores("readwrite", TURNS, ANSWERS);
     const key = [this.owner, id, turn.id];
     turns.put(turn, key);
-    await done(answers.put(answer, key));
+    answers.put(answer, key);
+    await written(answers);
     this.tell({ id });
   }
 
@@ -91,7 +93,8 @@ export class Shelf {
     const key = [this.owner, id, turn];
     const [turns, answers] = this.stores("readwrite", TURNS, ANSWERS);
     if (await done(turns.getKey(key)) === undefined) return; // it was deleted meanwhile
-    await done(answers.put(answer, key));
+    answers.put(answer, key);
+    await written(answers);
     if (isTold) this.tell({ id });
   }
 
@@ -100,7 +103,8 @@ export class Shelf {
     const [headings, turns, answers] = this.stores("readwrite", HEADINGS, TURNS, ANSWERS);
     headings.delete([this.owner, id]);
     turns.delete(beginning(this.owner, id));
-    await done(answers.delete(beginning(this.owner, id)));
+    answers.delete(beginning(this.owner, id));
+    await written(answers);
     this.tell({ id, isGone: true });
   }
 
@@ -132,6 +136,15 @@ function done(request) {
   return new Promise((resolve, reject) => {
     request.addEventListener("success", () => resolve(request.result));
     request.addEventListener("error", () => reject(request.error));
+  });
+}
+
+// A full disk refuses no request, but all of their transaction at its end.
+/** @param {IDBObjectStore} store @returns {Promise<unknown>} */
+function written({ transaction }) {
+  return new Promise((resolve, reject) => {
+    transaction.addEventListener("complete", resolve);
+    transaction.addEventListener("abort", () => reject(transaction.error));
   });
 }
 

@@ -57,6 +57,10 @@ export class Exchange {
   /** @param {Conversation} conversation @param {Turn} turn */
   changed(conversation, turn) {
     const { answer } = turn;
+    if (!this.kept.has(conversation)) {
+      this.forgetAnswer(answer); // it was deleted before it was known which response this is
+      return;
+    }
     this.kept.grown(conversation, turn);
     if (answer.status === "completed") this.newest = answer.id;
     if (!answer.isRunning) this.ear.ended(conversation, turn);
@@ -74,9 +78,14 @@ export class Exchange {
   /** @param {Conversation} conversation */
   forget(conversation) {
     this.kept.remove(conversation);
-    for (const { answer } of turnsOf(conversation)) {
-      if (answer.id !== null) this.api.forget(answer.id).catch(() => {}); // it may be gone already
-    }
+    for (const { answer } of turnsOf(conversation)) this.forgetAnswer(answer);
+  }
+
+  /** @param {Turn["answer"]} answer */
+  forgetAnswer(answer) {
+    if (answer.id === null) return;
+    answer.changed = () => {};
+    this.api.forget(answer.id).catch(() => {}); // it may be gone already
   }
 
   /** @param {boolean} isOpen @param {Record<string, any> | null} problem */

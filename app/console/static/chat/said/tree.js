@@ -23,7 +23,7 @@ export class Turn {
    */
   constructor(parent, input, text, asked, answer = new Answer()) {
     this.id = newId();
-    this.at = answer.begunAt;
+    this.at = Math.max(answer.begunAt, (parent?.at ?? 0) + 1); // behind it by whichever tab's clock
     this.parent = parent;
     this.input = input;
     this.text = text;
