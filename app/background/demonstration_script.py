@@ -24,10 +24,8 @@ _RULE: Final = (
     "anvil in crowns, and never promise a day of delivery that the warehouse has not confirmed. "
 )
 _SAMPLE_RULES: Final = 8
-_LONG: Final = 0.4
-"""A prompt, as a part of what its tenant may hold."""
-_BRIEF: Final = 0.35
-"""Two of these fit; with answers as long as they can be they do not."""
+_PROMPT: Final = 0.4
+"""As a part of what its tenant may hold: two fit, but not with their answers."""
 _NAMES: Final = FieldNames("input", "max_output_tokens")
 
 
@@ -58,8 +56,8 @@ class Script:
 
     async def beats(self) -> list[Beat]:
         """What is shown, in its order."""
-        rules, brief = await self._rules(_LONG), await self._rules(_BRIEF)
-        prompt = f"about {int(_LONG * self._tokens):,} tokens"
+        rules = await self._rules(_PROMPT)
+        prompt = f"about {round(_PROMPT * self._tokens, -1):,.0f} tokens"
 
         async def ask_twice() -> None:
             await asyncio.gather(
@@ -69,14 +67,14 @@ class Script:
 
         async def press() -> None:
             await asyncio.gather(
-                self._ask(CLEO, f"For anvils. {brief}", "All of anvils!", 0.35),
-                self._ask(CLEO, f"For rope. {brief}", "All of rope!", 0.35),
+                self._ask(CLEO, f"For anvils. {rules}", "All of anvils!", 0.12),
+                self._ask(CLEO, f"For rope. {rules}", "All of rope!", 0.3),
             )
 
         async def evict() -> None:
-            await self._ask(CLEO, f"For glue. {brief}", "What is glue for?", 0.02)
+            await self._ask(CLEO, f"For glue. {rules}", "What is glue for?", 0.02)
             await self._engine.forget_tenant(CLEO)
-            await self._ask(CLEO, f"For glue. {brief}", "What is glue for?", 0.1)
+            await self._ask(CLEO, f"For glue. {rules}", "What is glue for?", 0.1)
 
         return [
             Beat(

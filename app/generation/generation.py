@@ -310,9 +310,7 @@ class Generation:
                 self._count_saved(name)
 
     def _count_saved(self, registered: str | None) -> None:
-        """Account for what it has saved, and what of that is the registered prompt's doing: as
-        many of its own tokens as were found, and as large a part of the seconds.
-        """
+        """Account for what it has saved; a registered prompt's part is that of its tokens."""
         prompt, found, prices = len(self.request.prompt), self.cached_tokens, self.ticket.prices
         shared = self.request.namespaces.shared_tokens
         found_of = min(found, shared)

@@ -383,11 +383,10 @@ class BlockPool:
         self._queue.add_free(pages)
 
     def _forget(self, block: int, key: bytes, why: Loss | None, by: str = "") -> None:
-        block_hash = self.chain_hash(block)
+        block_hash, kind = self.chain_hash(block), self._kinds_of[block]
         self._hashes[block] = None
         del self._by_hash[key]
         self._tails.discard(block)
-        kind = self._kinds_of[block]
         self._listener.lost(block, block_hash, self._owners[block], why, kind, by)
 
 

@@ -54,14 +54,10 @@ class Lifecycle:
         self.live: dict[str, SequenceGroup] = {}
         self.running: dict[str, SequenceGroup] = {}
         self.adapters = HeldAdapters(tiers.pool)
-        self.num_preemptions = 0
-        self.num_recomputed = 0
-        self.num_host_hit_pages = 0
-        self.num_in_block_tokens = 0
-        self.num_prompt_tokens = 0
-        self.num_cached_tokens = 0
-        self.num_forks = 0
-        self.num_copied_blocks = 0
+        self.num_preemptions = self.num_recomputed = 0
+        self.num_host_hit_pages = self.num_in_block_tokens = 0
+        self.num_prompt_tokens = self.num_cached_tokens = 0
+        self.num_forks = self.num_copied_blocks = 0
         self.reuse = ReuseCurve(tiers.pool.num_blocks, tiers.num_findable)
         self.chains = Chains(tiers)
         self.roll = RollKeeper(tiers, self.chains, self.reuse, self.live, self.running)
@@ -346,13 +342,13 @@ class Lifecycle:
             if not first.request.num_generated:  # else an earlier engine has counted them
                 self.num_prompt_tokens += first.num_prompt_tokens
                 self.num_cached_tokens += found
-            self.num_host_hit_pages += self.tiers.host.count(admission.slots)
+            copied = self.tiers.host.count(admission.slots)
+            self.num_host_hit_pages += copied
             self.num_in_block_tokens += sum(hit.num_tokens for hit in admission.partial_hits)
             for sequence in admission.group.sequences:
                 sequence.first_hit = found
-            computed = self.pace.seconds(0, found) or 0.0
-            copied = self.recovery.costs.swap_in_seconds(self.tiers.host.count(admission.slots))
-            first.saved_seconds = max(0.0, computed - copied)
+            seconds = self.pace.seconds(0, found) or 0.0
+            first.saved_seconds = max(0.0, seconds - self.recovery.costs.swap_in_seconds(copied))
 
     def _note_miss(self, admission: ComputeAdmission, hashes: list[bytes]) -> None:
         """Keep what is known of the first block that a hit lacked: soon it is there again."""

@@ -1,13 +1,13 @@
 // Signs in and out, and shows one view at a time.
 
 import { api } from "./api.js";
-import { button, make, part } from "./dom.js";
+import { button, dressed, make, part } from "./dom.js";
 import * as signIn from "./sign_in.js";
 
 /**
  * @typedef {{ close(): void, visit?(path: string[]): void }} Mounted
  * @typedef {{ mount(section: HTMLElement, own: import("./api.js").Api, path: string[]): Mounted }} Part
- * @typedef {{ name: string, title: string, load(): Promise<Part>, isFor(): boolean, stays?: boolean }} View
+ * @typedef {{ name: string, title: string, style: string, load(): Promise<Part>, isFor(): boolean, stays?: boolean }} View
  */
 
 // A view is loaded when it is shown first, in a section: `mount(section, api, path)` returns its
@@ -15,10 +15,10 @@ import * as signIn from "./sign_in.js";
 // of which the path is the parts behind the view. A view that stays is only hidden.
 /** @type {View[]} */
 const VIEWS = [
-  { name: "wall", title: "The wall", load: () => import("./wall/view.js"), isFor: () => api.seesAll },
-  { name: "tenants", title: "Tenants", load: () => import("./tenants/view.js"), isFor: () => api.isOperator },
-  { name: "load", title: "Load", load: () => import("./load/view.js"), isFor: () => api.seesAll },
-  { name: "chat", title: "Chat", load: () => import("./chat/view.js"), isFor: () => true, stays: true },
+  { name: "wall", title: "The wall", style: "wall/wall.css", load: () => import("./wall/view.js"), isFor: () => api.seesAll },
+  { name: "tenants", title: "Tenants", style: "tenants/tenants.css", load: () => import("./tenants/view.js"), isFor: () => api.isOperator },
+  { name: "load", title: "Load", style: "load/load.css", load: () => import("./load/view.js"), isFor: () => api.seesAll },
+  { name: "chat", title: "Chat", style: "chat/chat.css", load: () => import("./chat/view.js"), isFor: () => true, stays: true },
 ];
 
 const door = part(document, "#door");
@@ -72,7 +72,7 @@ async function open(view) {
   shown.set(view.name, entry);
   let loaded;
   try {
-    loaded = await view.load();
+    [loaded] = await Promise.all([view.load(), dressed(new URL(view.style, import.meta.url))]);
   } catch { // the service is away, or another one by now
     const why = make("p", "problem", "This view did not load. Reload the page.");
     why.setAttribute("role", "alert");

@@ -65,6 +65,19 @@ export function put(element, text) {
   if (element.textContent !== text) element.textContent = text;
 }
 
+// Has the page be dressed by a style sheet, too, from when this is fulfilled on.
+/** @param {URL} place @returns {Promise<void>} */
+export function dressed(place) {
+  const { href } = place;
+  if ([...document.styleSheets].some((sheet) => sheet.href === href)) return Promise.resolve();
+  return new Promise((resolve, reject) => {
+    const link = Object.assign(make("link"), { rel: "stylesheet", href });
+    link.addEventListener("load", () => resolve());
+    link.addEventListener("error", reject);
+    document.head.append(link);
+  });
+}
+
 // An entry of a legend: a colour, its name, and a value.
 /** @param {string} name @param {string} colour */
 export function entry(name, colour, value = "") {

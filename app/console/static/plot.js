@@ -1,13 +1,9 @@
 // Lines over time, or over anything, with a legend that tells the newest values as text.
 
-import { entry, make, put } from "./dom.js";
+import { dressed, entry, make, put } from "./dom.js";
 import uPlot from "./vendor/uPlot.esm.js";
 
-// Its style comes with it, for views that have no plot need neither.
-document.head.append(Object.assign(document.createElement("link"), {
-  rel: "stylesheet",
-  href: new URL("./vendor/uPlot.min.css", import.meta.url),
-}));
+dressed(new URL("./vendor/uPlot.min.css", import.meta.url)); // views that have no plot need neither
 
 const HEIGHT = 180; // CSS pixels
 const FEW = 4; // points that are shown as such

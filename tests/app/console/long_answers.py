@@ -11,7 +11,9 @@ from typing import Any, Final
 from playwright.async_api import Page
 
 NUM_BYTES: Final = 55_000
-_TEXT: Final = "The quick **brown** fox jumps over a `lazy` dog, and [asks](https://example.org) *why*."
+_TEXT: Final = (
+    "The quick **brown** fox jumps over a `lazy` dog, and [asks](https://example.org) *why*."
+)
 _PARTS: Final = {
     "mixed": f"## Part {{n}}\n\n{_TEXT}\n\n- one\n- two\n  - {_TEXT}\n\n```python\ndef f{{n}}(x):\n"
     f"    return x + {{n}}\n```\n\n| a | b |\n|---|--:|\n| 1 | {_TEXT} |\n\n> {_TEXT}\n\n",
@@ -59,9 +61,7 @@ async def longest_task(page: Page, work: Awaitable[None]) -> float:
     ended = asyncio.Event()
     session.on("Tracing.dataCollected", lambda told: events.extend(told["value"]))
     session.on("Tracing.tracingComplete", lambda _: ended.set())
-    await session.send(
-        "Tracing.start", {"transferMode": "ReportEvents", "categories": _CATEGORIES}
-    )
+    await session.send("Tracing.start", {"transferMode": "ReportEvents", "categories": _CATEGORIES})
     await work
     await session.send("Tracing.end")
     await ended.wait()

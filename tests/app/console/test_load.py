@@ -183,6 +183,13 @@ def money(nanos: int) -> str:
     return f"EUR {value:,.2f}" if value >= 1 else f"EUR {float(f'{value:.2g}'):g}"
 
 
+async def keep_asking(world: World, body: dict[str, Any]) -> None:
+    """So that a picture shows something that goes on."""
+    while True:
+        for tenant in ("umbra", "acme"):
+            await world.client(tenant).responses.create(model=MODEL, max_output_tokens=40, **body)
+
+
 @pytest.mark.exhaustive
 async def test_what_sharing_is_worth_is_told_to_the_token(
     page: Page, world: World, admin: httpx.AsyncClient, tmp_path: Path
@@ -192,8 +199,8 @@ async def test_what_sharing_is_worth_is_told_to_the_token(
     await expect(view).to_contain_text("Nothing was evicted yet.")
     await world.register("acme", "desk", CATALOG)
     found, prompt = dict.fromkeys(("acme", "umbra"), 0), dict.fromkeys(("acme", "umbra"), 0)
-    asked = [("acme", {"prompt": {"id": "desk"}, "input": f"Number {n}?"}) for n in range(3)]
-    asked += [("umbra", {"input": f"{CATALOG} Number {n}?"}) for n in range(2)]
+    asked = [("acme", {"prompt": {"id": "desk"}, "input": f"Number {n}?"}) for n in range(12)]
+    asked += [("umbra", {"input": f"{CATALOG} Number {n}?"}) for n in range(9)]
     for tenant, body in asked:
         answer = await world.client(tenant).responses.create(
             model=MODEL, max_output_tokens=4, **body
@@ -221,9 +228,11 @@ async def test_what_sharing_is_worth_is_told_to_the_token(
     assert of_prompt[0] == "acme/desk"
     assert of_prompt[1] == f"{own['found_tokens']:,}"
     assert 0 < own["found_tokens"] <= own["prompt_tokens"] < prompt["acme"]
-    for seed in range(6):
+    for seed in range(3):
         flood = " ".join(f"word{seed}-{number}" for number in range(160))
         await world.client("umbra").responses.create(model=MODEL, input=flood, max_output_tokens=4)
+    again = {"input": f"{CATALOG} Number 0?"}
+    await world.client("umbra").responses.create(model=MODEL, max_output_tokens=4, **again)
     lost = {}
     for one in (await admin.get("/sharing")).json()["evictions"]:
         lost[one["tenant"], one["taken_by"]] = one["blocks"]
@@ -237,7 +246,9 @@ async def test_what_sharing_is_worth_is_told_to_the_token(
     await expect(view).to_contain_text(f"{sum(lost.values()):,} since the engine's start.")
     await expect(view).to_contain_text("a pool of twice the size would have found")
     await expect(page.locator("#view-load")).to_contain_text(re.compile(r"p99 [\d.]+ ms"))
+    going_on = asyncio.create_task(keep_asking(world, again))
     await check_looks(page, "load", tmp_path)
+    going_on.cancel()
     await view.get_by_role("link", name="umbra").click()
     await expect(page).to_have_url(re.compile("#tenants/umbra$"))
 

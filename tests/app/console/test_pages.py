@@ -33,7 +33,8 @@ def test_the_chat_comes_with_little_and_again_with_nothing(client: TestClient) -
     page = client.get("/console/")
     style, script = parts_of(page)
     num_bytes, known = on_the_wire(page), set[str]()
-    left = [style, script, join(dirname(script), "chat/view.js")]
+    folder = dirname(script)
+    left = [style, script, join(folder, "chat/chat.css"), join(folder, "chat/view.js")]
     while left:
         name = left.pop()
         if name in known:

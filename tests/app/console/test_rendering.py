@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ PIECES = [
 ]
 STREAMED_AND_WHOLE = """async (texts) => {
   const module = document.querySelector("script[type=module]").src;
-  const { Written } = await import(new URL("chat/markdown.js", module));
+  const { Written } = await import(new URL("chat/turns/markdown.js", module));
   const settled = async (written) => {
     while (!written.isSettled) await new Promise((resolve) => setTimeout(resolve, 1));
     return written.element.innerHTML;
@@ -54,7 +55,7 @@ STREAMED_AND_WHOLE = """async (texts) => {
 }"""
 SHOWN = """async (text) => {
   const module = document.querySelector("script[type=module]").src;
-  const { Written } = await import(new URL("chat/markdown.js", module));
+  const { Written } = await import(new URL("chat/turns/markdown.js", module));
   const written = new Written(document.createElement("div"), () => {});
   written.show(text, true);
   while (!written.isSettled) await new Promise((resolve) => setTimeout(resolve, 5));
@@ -104,7 +105,14 @@ def nasty(chance: random.Random) -> list[str]:
 async def test_what_has_streamed_is_what_it_is_as_a_whole(page: Page, world: World) -> None:
     await enter(page, world)
     chance = random.Random(30)
-    late = ["[late] is a link\n\n", "- a\n- b\n", "\n- c\n\nHead", "\n=", "==\n\n````\n```\nx\n", "```"]
+    late = [
+        "[late] is a link\n\n",
+        "- a\n- b\n",
+        "\n- c\n\nHead",
+        "\n=",
+        "==\n\n````\n```\nx\n",
+        "```",
+    ]
     texts = [[*late, "`\n\n[late]: https://example.org\n"], *(nasty(chance) for _ in range(300))]
     assert await page.evaluate(STREAMED_AND_WHOLE, texts) == []
 
@@ -129,7 +137,7 @@ async def test_what_is_selected_open_or_focused_stays_as_an_answer_streams(
     await expect(copy).to_be_focused()
     await expect(page.locator(".thoughts")).to_have_text("Hm.")
     await expect(page.locator(".thoughts")).to_be_visible()
-    await expect(page.locator(".reasoning summary")).to_have_text("Thought for 1 s")
+    await expect(page.locator(".reasoning summary")).to_have_text(re.compile(r"Thought for \d+ s"))
 
 
 async def test_a_rich_answer_shuts_nobody_out(page: Page, world: World, tmp_path: Path) -> None:
@@ -215,19 +223,15 @@ async def test_no_task_is_long_as_a_long_answer_streams_or_is_opened(
 ) -> None:
     await begin(page, world)
     text = long_answer(kind)
-    took = await longest_task(page, stream(page, f"\n\n{text}"))
-    print("STREAM", kind, took)
-    assert took < MOST_TASK_MS
+    assert await longest_task(page, stream(page, f"\n\n{text}")) < MOST_TASK_MS
     world.engine.release()
     await answered(page)
     await page.evaluate("document.querySelector('[name=new]').click()")
     await expect(page.locator(".message")).to_have_count(0)
 
     async def opened() -> None:
-        await page.evaluate("document.querySelector('.conversations li button').click()")
+        await page.get_by_role("link", name="Go on").click()
         await answered(page)
 
-    took = await longest_task(page, opened())
-    print("OPEN", kind, took)
-    assert took < MOST_TASK_MS
-    assert len(await page.locator(".message").inner_text()) > len(text) / 2
+    assert await longest_task(page, opened()) < MOST_TASK_MS
+    assert len(await page.locator(".message").inner_text()) > len(text) / 3

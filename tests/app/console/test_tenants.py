@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,15 +11,35 @@ from typing import Any
 
 import httpx
 import pytest
+from msgspec.structs import replace
 from playwright.async_api import Locator, Page, Route, expect
 
+from tenants.usage.meter import UsageMeter
+from tenants.usage.prices import PriceList, Prices
 from tests.app.conftest import MODEL, World
 from tests.app.console.chatting import connected
 from tests.app.console.looks import check_looks
 from tests.app.console.signing_in import sign_in
 from tests.tenants.adapters.putting import put
 
+NAMES = (
+    *("Anvil Works", "Borealis Law", "Cedar Clinics", "Dune Travel", "Elm Insurance", "Fjord Bank"),
+    *(
+        "Garnet Law",
+        "Harbor Freight",
+        "Iris Optics",
+        "Juniper Foods",
+        "Kestrel Air",
+        "Lumen Energy",
+    ),
+    *("Maple Schools", "Nimbus Hosting", "Orchard Law", "Pike Logistics", "Quartz Mining"),
+)
 MISTAKES = re.compile(r"status of 4\d\d")
+
+
+@pytest.fixture
+def prices() -> PriceList:
+    return PriceList(model=Prices(currency="EUR", input=300, cached=30, written=375, output=1500))
 
 
 async def opened(page: Page, world: World, tab: str = "record", tenant: str = "acme") -> Locator:
@@ -446,7 +467,7 @@ async def test_what_tenants_do_and_used_is_shown(page: Page, world: World, tmp_p
     await world.metered("acme", 2, (await usage(world)))
     await put(world.stores.adapters, "acme", "support", b"weights" * 1_000_000)
     await world.register("acme", "desk", "You are the support desk of Acme. Be brief. " * 6)
-    await world.stores.groups.create("guild")
+    await crowd(world)
     await listed(page, world)
     row = page.get_by_role("row", name=re.compile("^acme"))
     await expect(row).to_contain_text(re.compile(r"\d+ %"))
@@ -472,6 +493,30 @@ async def test_what_tenants_do_and_used_is_shown(page: Page, world: World, tmp_p
     await page.goto(f"{world.admin_url}/console/#tenants")
     await page.get_by_role("button", name="New tenant").click()
     await check_looks(page, "tenant-new", tmp_path)
+
+
+async def crowd(world: World) -> None:
+    """More tenants, as a service has them after a month."""
+    await world.stores.groups.create("guild", "The guild of lawyers")
+    meter, seeded = UsageMeter(world.redis), random.Random(30)
+    for place, name in enumerate(NAMES):
+        tenant = name.lower().replace(" ", "-")
+        group = "guild" if "Law" in name else None
+        status = "disabled" if place == 7 else "active"
+        changes = {"share_group": group, "status": status}
+        await world.stores.tenants.create_tenant(
+            tenant, name, edit=lambda one, to=changes: replace(one, **to)
+        )
+        asked = seeded.randrange(20_000, 9_000_000)
+        meter.add(
+            tenant,
+            requests=asked // 1500,
+            prompt_tokens=asked,
+            cached_tokens=int(asked * seeded.uniform(0.4, 0.95)),
+            output_tokens=asked // 9,
+            cost_nanos=asked * 900,
+        )
+    await meter.flush()
 
 
 async def usage(world: World) -> int:

@@ -12,6 +12,7 @@ from playwright.async_api import Page, expect
 from transformers import PreTrainedTokenizerBase
 
 from tests.app.conftest import World
+from tests.app.console.keeping import PICTURES, is_updating
 from tests.app.console.looks import check_looks
 from tests.app.console.signing_in import sign_in
 from tests.app.pooled_engine import PooledEngine
@@ -38,14 +39,19 @@ async def test_one_button_shows_sharing_and_all_of_it_goes(
     banner = page.get_by_role("region", name="Demonstration")
     await expect(banner).to_contain_text("No blocks are used yet.")
     await check_looks(page, "empty", tmp_path)
+    await page.set_viewport_size({"width": 1440, "height": 900})
     await banner.get_by_role("button", name="Show me").click()
     await expect(banner).to_contain_text("A demonstration")
     await expect(banner.get_by_role("status")).to_contain_text("Sharing: two more of demo-ana's")
     await expect(page.locator(".legend")).to_contain_text(SHARED)
     rows = page.locator(".requests tbody tr")
+    await expect(rows.filter(has_text="running")).to_have_count(2)
     await rows.filter(has_text="running").last.click()
     await expect(page.locator(".told")).to_contain_text("demo-ana, running")
-    await check_looks(page, "demonstration", tmp_path)
+    await page.emulate_media(color_scheme="light")
+    folder = PICTURES if is_updating() else tmp_path
+    await page.screenshot(path=folder / "console-demonstration-1440.png", full_page=True)
+    await check_looks(page, "captions", tmp_path)
     await expect(banner.get_by_role("status")).to_contain_text("Pressure")
     await expect(rows.filter(has_text=re.compile("preempted|waiting"))).not_to_have_count(0)
     await expect(banner.get_by_role("status")).to_contain_text("An eviction")

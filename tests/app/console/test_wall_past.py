@@ -18,7 +18,7 @@ SAID = "what does the catalog say of anvils, and of rope? " * 4
 REPLAYED = """async (frames) => {
   const at = (name) => new URL(name, document.scripts[0].src);
   const {Cells} = await import(at("./wall/frames.js"));
-  const {History} = await import(at("./wall/history.js"));
+  const {History} = await import(at("./wall/past/history.js"));
   const bytes = (text) => Uint8Array.from(atob(text), (one) => one.charCodeAt(0));
   const cells = new Cells(), kept = new History(), truth = [];
   const told = (one) => JSON.stringify([[...one.state], one.owners,
@@ -38,7 +38,7 @@ REPLAYED = """async (frames) => {
 FLOODED = """async () => {
   const at = (name) => new URL(name, document.scripts[0].src);
   const {Cells} = await import(at("./wall/frames.js"));
-  const {History, MOST_BYTES, KEPT_MS} = await import(at("./wall/history.js"));
+  const {History, MOST_BYTES, KEPT_MS} = await import(at("./wall/past/history.js"));
   const cells = new Cells(), kept = new History();
   cells.begin(21000, 0);
   cells.own("acme");

@@ -1,7 +1,7 @@
 // The chats of a tenant: which conversation is shown, what is asked in it, and what comes back.
 
 import { now } from "./said/answer.js";
-import { Column } from "./column.js";
+import { Column } from "./turns/column.js";
 import { Composer } from "./composer.js";
 import { Drawer } from "./line/drawer.js";
 import { fill, part, put } from "../dom.js";

@@ -1,7 +1,7 @@
 // What is written below a conversation: the next question with its pictures, and what may be done meanwhile.
 
 import { fill, part, put } from "../dom.js";
-import { asked, Pictures } from "./pictures.js";
+import { asked, Pictures } from "./turns/pictures.js";
 
 /**
  * @typedef {import("./said/tree.js").Input} Input

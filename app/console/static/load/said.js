@@ -20,7 +20,8 @@ export const COUNT = none((/** @type {number} */ value) => (value < MANY
   : value.toLocaleString("en", { notation: "compact", maximumFractionDigits: 2 })));
 
 export const DURATION = none((/** @type {number} */ seconds) => {
-  if (seconds > 0 && seconds < 1) return `${NUMBER(Math.round(seconds * 1000))} ms`;
+  if (seconds === 0) return "0 s";
+  if (seconds < 1) return `${NUMBER(Math.round(seconds * 1000))} ms`;
   if (seconds < 120) return `${seconds.toFixed(seconds < 10 ? 1 : 0)} s`;
   return seconds < 7200 ? `${NUMBER(Math.round(seconds / 60))} min` : `${NUMBER(Math.round(seconds / 360) / 10)} h`;
 });

@@ -153,7 +153,7 @@ class Adapters {
         placeOf(one), moment(one.created_at), active ? "" : button("Activate", activate),
       ]);
     }
-    const bar = make("div", "bar");
+    const bar = make("div", "across");
     bar.append(make("h3", "", name), link("Close", this.address));
     return [bar, region];
   }

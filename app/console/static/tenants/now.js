@@ -1,7 +1,7 @@
 // What a tenant or a share group does now, and used this month, told every two seconds while it is seen.
 
 import { make, put, rest } from "../dom.js";
-import { COLUMNS, rowOf } from "./rows.js";
+import { COLUMNS, rowOf } from "./all/rows.js";
 
 const POLL_MS = 2000;
 const TOLD = new Set(["streams", "running", "waiting", "held", "cached", "leased", "found", "requests", "tokens", "spent"]);

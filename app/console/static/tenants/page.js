@@ -49,7 +49,7 @@ export class Page {
   }
 
   parts() {
-    const bar = make("div", "bar");
+    const bar = make("div", "across");
     const names = make("div");
     names.append(this.title, this.about);
     bar.append(names, this.hands);

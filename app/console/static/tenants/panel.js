@@ -51,7 +51,7 @@ export const telling = (told, work) => async () => {
 /** @param {string} title @param {string} text @param {Element[]} hands */
 export function emptiness(title, text, ...hands) {
   const element = make("div", "empty");
-  element.append(make("h3", "", title), make("p", "hint", text), ...hands);
+  element.append(make("h2", "", title), make("p", "hint", text), ...hands);
   return element;
 }
 

@@ -102,7 +102,7 @@ class Prompts {
 
   /** @param {any} shown */
   heading({ name, text }) {
-    const bar = make("div", "bar");
+    const bar = make("div", "across");
     const title = make("h3", "", name);
     const hands = make("div", "tools");
     hands.append(button("New version", () => this.put(name, text)), link("Close", this.address));
@@ -144,7 +144,7 @@ class Prompts {
 
 /** @param {any} prompt */
 function textOf({ name, version, text }) {
-  const bar = make("div", "bar");
+  const bar = make("div", "across");
   bar.append(make("h4", "", `Text of version ${version}`), copier(`the text of ${name}`, () => text));
   const place = make("pre", "prompt", text);
   Object.assign(place, { tabIndex: 0, ariaLabel: `Text of ${name}`, role: "region" });

@@ -5,7 +5,7 @@ import { button, field, make } from "../dom.js";
 import { toast } from "../toast.js";
 import { ask } from "./asking.js";
 import { auditOf } from "./audit.js";
-import { List } from "./list.js";
+import { List } from "./all/list.js";
 import { Page } from "./page.js";
 import { alerting, link, primary } from "./panel.js";
 import { tokens } from "./tokens.js";

@@ -1,4 +1,4 @@
-// A minute that shows what the wall is about, for who has nothing on it yet.
+// A minute that shows what the wall is about: offered to all, and urged on who has nothing on it yet.
 
 import { button, make, put } from "../dom.js";
 
@@ -30,7 +30,6 @@ export class Demonstration {
     this.problem = make("p", "problem");
     this.problem.setAttribute("role", "alert");
     this.show = button("Show me", () => this.tried(() => this.begin()));
-    this.show.className = "primary";
     this.stop = button("End it", () => this.tried(() => this.end()));
     this.dismiss = button("Close", () => {
       this.isDismissed = true;
@@ -94,8 +93,13 @@ export class Demonstration {
     const { isEmpty, mayBegin } = this;
     const isRunning = this.state?.running ?? false;
     const isTold = this.wasSeen && !this.isDismissed;
-    this.element.hidden = !isRunning && !isTold && !isEmpty;
+    const isQuiet = !isRunning && !isTold && !isEmpty; // others' blocks are what one came for
+    this.element.hidden = isQuiet && (!mayBegin || this.cells()?.length === 0);
     this.element.classList.toggle("is-running", isRunning);
+    this.element.classList.toggle("is-quiet", isQuiet);
+    this.title.hidden = this.caption.hidden = isQuiet;
+    put(this.show, isEmpty ? "Show me" : "Show me a demonstration");
+    this.show.classList.toggle("primary", isEmpty);
     put(this.title, isRunning || isTold ? "A demonstration" : "No blocks are used yet.");
     const captions = isRunning || isTold ? this.state?.captions ?? [] : [];
     const last = captions.at(-1)?.text;
@@ -107,7 +111,7 @@ export class Demonstration {
       this.said.replaceChildren(...earlier.map(({ text }) => make("li", "", text)));
     }
     this.before.hidden = earlier.length === 0;
-    this.show.hidden = isRunning || !mayBegin || !isEmpty;
+    this.show.hidden = isRunning || !mayBegin;
     this.stop.hidden = !isRunning || !mayBegin;
     this.dismiss.hidden = isRunning || !isTold;
   }

@@ -4,11 +4,11 @@ import { fill, put, rest } from "../dom.js";
 import { addressOf, link } from "./addresses.js";
 import { Disk } from "./disk.js";
 import { Cells, HELD, framesOf } from "./frames.js";
-import { History } from "./history.js";
+import { History } from "./past/history.js";
 import { Legend } from "./legend.js";
 import { Picture } from "./picture.js";
 import { Requests } from "./requests.js";
-import { Timeline, evictions } from "./timeline.js";
+import { Timeline, evictions } from "./past/timeline.js";
 import { cellInWords, ownerOf, tileInWords } from "./words.js";
 import { Zoom } from "./zoom.js";
 

@@ -1,6 +1,6 @@
 // The last ten minutes of a wall's stream: a whole picture twice a minute, and the frames behind it.
 
-import { Cells, isAnew } from "./frames.js";
+import { Cells, isAnew } from "../frames.js";
 
 export const KEPT_MS = 600_000;
 export const MOST_BYTES = 12 * 2 ** 20; // ten minutes of 18 KB a second; of more, less than ten minutes

@@ -1,7 +1,7 @@
 // Where one looks, in the last ten minutes, and what happened in them.
 
-import { fill, put } from "../dom.js";
-import { FINDABLE, HELD } from "./frames.js";
+import { fill, put } from "../../dom.js";
+import { FINDABLE, HELD } from "../frames.js";
 import { KEPT_MS } from "./history.js";
 
 const SECOND = 1000;
@@ -147,7 +147,7 @@ function inWords(seconds) {
 
 /**
  * How many blocks of a run have lost what they had cached to somebody else, as it becomes this.
- * @param {import("./frames.js").Cells} cells
+ * @param {import("../frames.js").Cells} cells
  * @param {number} first @param {number} count @param {number} state @param {number} owner
  */
 export function evictions(cells, first, count, state, owner) {

@@ -1,12 +1,13 @@
 // All tenants and share groups: their records, what they do now, and what they used this month.
 
-import { Span, parsed } from "../load/metrics.js";
+import { Span, parsed } from "../../load/metrics.js";
 import { rowOf } from "./rows.js";
 
+const FIRST = 100; // records that are asked for first, so that there is something soon
 const PAGE = 1000;
 
 export class Fleet {
-  /** @param {import("../api.js").Api} api */
+  /** @param {import("../../api.js").Api} api */
   constructor(api) {
     this.api = api;
     this.records = /** @type {Map<string, any>} */ (new Map());
@@ -34,16 +35,16 @@ export class Fleet {
   /** @param {AbortSignal} signal @param {() => void} came */
   async load(signal, came) {
     const found = new Map();
-    for (const [what, prefix] of [["groups", "@"], ["tenants", ""]]) {
-      for (let after = ""; after !== null;) {
-        const page = await this.api.read(`/${what}?limit=${PAGE}${after && `&after=${after}`}`, signal);
+    if (!this.isWhole) this.records = found;
+    const all = async (/** @type {string} */ what, /** @type {string} */ prefix) => {
+      for (let after = "", limit = FIRST; after !== null; limit = PAGE) {
+        const page = await this.api.read(`/${what}?limit=${limit}${after && `&after=${after}`}`, signal);
         for (const one of page[what]) found.set(prefix + one.id, one);
         after = page.next;
-        if (this.isWhole || what === "groups") continue;
-        this.records = found;
-        came();
+        if (!this.isWhole) came();
       }
-    }
+    };
+    await Promise.all([all("tenants", ""), all("groups", "@")]);
     this.records = found;
     this.isWhole = true;
     came();

@@ -1,6 +1,6 @@
 // Pictures of a question: pasted, dropped or chosen, shown before it is sent, and in its turn.
 
-import { button, make } from "../dom.js";
+import { button, make } from "../../dom.js";
 
 const KINDS = ["image/png", "image/jpeg", "image/webp", "image/gif"];
 

@@ -1,7 +1,7 @@
 // An answer as an element: each of its items in place, and what it took.
 
-import { make, put } from "../dom.js";
-import { isCall } from "./said/answer.js";
+import { make, put } from "../../dom.js";
+import { isCall } from "../said/answer.js";
 import { Written } from "./markdown.js";
 
 /** @typedef {import("./turn.js").Turn} Turn */

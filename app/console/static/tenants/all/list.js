@@ -1,9 +1,9 @@
 // The list of tenants: searched, filtered, sorted, with totals; what each does is told every two
 // seconds while it is seen, and records and the month's usage once a minute.
 
-import { button, field, make, put, rest } from "../dom.js";
+import { button, field, make, put, rest } from "../../dom.js";
 import { Fleet } from "./fleet.js";
-import { alerting, emptiness, link } from "./panel.js";
+import { alerting, emptiness, link } from "../panel.js";
 import { COLUMNS, chosen, isActive, sorted } from "./rows.js";
 import { VirtualTable } from "./virtual.js";
 
@@ -12,10 +12,10 @@ const ANEW_MS = 60_000;
 const KEPT = "partywall.tenants"; // what was searched for in this tab
 /** @type {import("./rows.js").Choice} */
 const ALL = { search: "", status: "", group: "", isActive: false, sort: null, isDown: true };
-const STATUSES = [["all", ""], ["active", "active"], ["suspended", "suspended"], ["share groups", "group"]];
+const STATUSES = [["all", ""], ["active", "active"], ["suspended", "suspended"], ["groups", "group"]];
 
 export class List {
-  /** @param {HTMLElement} element @param {import("../api.js").Api} api @param {Element[]} hands */
+  /** @param {HTMLElement} element @param {import("../../api.js").Api} api @param {Element[]} hands */
   constructor(element, api, hands) {
     this.element = element;
     this.hands = hands;
@@ -44,7 +44,7 @@ export class List {
   }
 
   bar() {
-    const bar = make("div", "bar");
+    const bar = make("div", "across");
     const hands = make("div", "tools");
     hands.append(...this.hands);
     bar.append(this.tools, hands);
@@ -162,7 +162,7 @@ export class List {
     this.offerGroups();
     const all = this.fleet.rows();
     const rows = chosen(all, this.choice);
-    const stays = !isAsked && this.table.isInUse;
+    const stays = !isAsked && this.fleet.isWhole && this.table.isInUse;
     const places = new Map(this.order.map((id, at) => [id, at]));
     const inOrder = stays
       ? rows.toSorted((one, other) => (places.get(one.id) ?? Infinity) - (places.get(other.id) ?? Infinity) || 0)

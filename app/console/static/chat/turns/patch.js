@@ -1,8 +1,8 @@
 // A tree of what was read, put into the page in place: what is as it was stays, selected or not.
 
-import { copier } from "../dom.js";
+import { copier } from "../../dom.js";
 
-/** @typedef {import("./reading/tree.js").Part} Part */
+/** @typedef {import("../reading/tree.js").Part} Part */
 
 // Of work, before the page may do what else there is to do: each part has to be laid out, too.
 const SLICE_MS = 8;
@@ -27,7 +27,8 @@ const ATTRIBUTES = new Set([
 ]);
 
 /**
- * Gives an element these children; `grown` is called behind each slice of the work.
+ * Gives an element these children; `grown`, which has them laid out, is called behind each slice of
+ * the work.
  * @param {Element} element @param {Part[]} parts @param {() => void} grown
  */
 export async function patch(element, parts, grown) {
@@ -35,6 +36,7 @@ export async function patch(element, parts, grown) {
   let count = 0;
   for (const _ of steps(element, parts)) {
     if (++count < SLICE && performance.now() < end) continue;
+    await pause();
     grown();
     await pause();
     count = 0;
@@ -43,7 +45,12 @@ export async function patch(element, parts, grown) {
   grown();
 }
 
-const pause = () => new Promise((resolve) => { setTimeout(resolve); });
+// Ends the task, and goes on in another one, as soon as nothing else is to be done.
+/** @returns {Promise<void>} */
+function pause() {
+  const { scheduler } = /** @type {{ scheduler?: { yield?(): Promise<void> } }} */ (globalThis);
+  return scheduler?.yield?.() ?? new Promise((resolve) => { setTimeout(resolve); });
+}
 
 /** @param {Element} parent @param {Part[]} parts @returns {Generator<void>} */
 function* steps(parent, parts) {

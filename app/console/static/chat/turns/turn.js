@@ -1,11 +1,11 @@
 // A turn as an element that stays: what was asked, what was answered, and what can be done about it.
 
-import { button, copier, make, put } from "../dom.js";
+import { button, copier, make, put } from "../../dom.js";
 import { AnswerView } from "./answer_view.js";
 import { asked, picturesIn, shown } from "./pictures.js";
 
-/** @typedef {import("./said/tree.js").Tree} Tree */
-/** @typedef {import("./said/tree.js").Turn} Turn */
+/** @typedef {import("../said/tree.js").Tree} Tree */
+/** @typedef {import("../said/tree.js").Turn} Turn */
 /** @typedef {(parent: Turn | null, input: Turn["input"], text: string) => void} Ask */
 /** @typedef {{ ask: Ask, choose: (turn: Turn, index: number) => void, grown: () => void }} Hands */
 

@@ -1,9 +1,9 @@
 // What a model has written, as elements that can do nothing but be read.
 
-import { beside, rest } from "../dom.js";
+import { beside, rest } from "../../dom.js";
 import { patch } from "./patch.js";
 
-/** @typedef {import("./reading/tree.js").Part} Part */
+/** @typedef {import("../reading/tree.js").Part} Part */
 /** @typedef {{ text: string, language?: string | undefined, isWhole: boolean }} Wanted */
 /** @typedef {{ state: "reading" | "fetching" } | { state: "read", parts: Part[] }} Told */
 
@@ -78,7 +78,7 @@ class Reader {
   }
 
   begin() {
-    const worker = beside(new URL("./reading/worker.js", import.meta.url));
+    const worker = beside(new URL("../reading/worker.js", import.meta.url));
     worker.addEventListener("message", ({ data }) => this.hear(data));
     worker.addEventListener("error", () => this.giveUp());
     return worker;

@@ -1,6 +1,6 @@
 // A table of very many rows, of which only those are there that are seen, and some around them.
 
-import { make, put } from "../dom.js";
+import { make, put } from "../../dom.js";
 
 const AROUND = 12;
 const GUESSED_PX = 36; // of a row, until there is one

@@ -1,9 +1,9 @@
 // A conversation as the list of its turns; beside another one, below what it is asked with.
 
-import { make, put } from "../dom.js";
+import { make, put } from "../../dom.js";
 import { Entry } from "./turn.js";
 
-/** @typedef {import("./said/tree.js").Tree} Tree */
+/** @typedef {import("../said/tree.js").Tree} Tree */
 /** @typedef {import("./turn.js").Turn} Turn */
 
 export class Column {

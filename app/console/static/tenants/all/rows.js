@@ -61,8 +61,8 @@ export function isActive({ streams, running, waiting }) { return streams + runni
 export const COLUMNS = [
   { name: "id", title: "Tenant", part: "", width: 9.2, text: ({ id }) => id, by: ({ id }) => id, all: () => "Total" },
   { ...text("name", "Name", 8.4), text: ({ id, name }) => (id.endsWith(name) ? "" : name) },
-  text("status", "Status", 5.6),
-  text("group", "Group", 5.6),
+  text("status", "Status", 6.4),
+  text("group", "Group", 5.2),
   number("streams", "Streams", "Now", 5.2),
   number("running", "Running", "Now", 5.2),
   number("waiting", "Waiting", "Now", 5.2),
@@ -82,7 +82,7 @@ export const COLUMNS = [
   number("requests", "Requests", "This month", 5.8),
   number("tokens", "Tokens", "This month", 5.2),
   {
-    ...number("spent", "Spent", "This month", 7.4),
+    ...number("spent", "Spent", "This month", 7),
     text: ({ spent, most }) => of(money(spent), most.spent && money(most.spent)),
     all: (rows) => money(sum(rows, ({ spent }) => spent)),
   },
