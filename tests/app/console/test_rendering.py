@@ -190,6 +190,8 @@ async def test_formulas_and_code_ask_for_nothing_and_run_nothing(page: Page, wor
     for wrong in ("<img", "<script", "<mglyph", "style=", "href=", "data-a", "mathcolor"):
         assert wrong not in html
     assert all(url.startswith(world.base_url) for url in asked)
+    for address in ("http:admin", "//example.org", "javascript:x", "data:text/html,x", "blob:x"):
+        assert "href" not in await shown(page, f"[a link]({address})")
     assert "<math" not in await shown(page, BOMB)
     assert "<math" not in await shown(page, f"${'x' * 5000}$")
 

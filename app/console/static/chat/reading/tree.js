@@ -10,7 +10,7 @@ import { decoded } from "./entities.js";
 const MOST_LEVELS = 100; // of what is nested: a page that is nested deeper cannot be laid out
 const LONG = 150; // rows: to find the widths of columns by all cells of more would take too long
 const LINE_BREAK = /^<br\s*\/?>$/i;
-const SAFE = /^https?:/i;
+const SAFE = /^https?:\/\//i; // `http:x` would lead to this very host
 /** @type {Record<string, string>} */
 const MARKS = { strong: "strong", em: "em", del: "del" };
 

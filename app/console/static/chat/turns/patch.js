@@ -7,7 +7,7 @@ import { copier } from "../../dom.js";
 // Of work, before the page may do what else there is to do: each part has to be laid out, too.
 const SLICE_MS = 8;
 const SLICE = 250;
-const ADDRESS = /^https?:/i;
+const ADDRESS = /^https?:\/\//i;
 const HTML = new Set([
   "a", "blockquote", "br", "button", "code", "del", "div", "em", "h2", "h3", "h4", "h5", "h6", "hr", "input", "li",
   "ol", "p", "pre", "span", "strong", "table", "tbody", "td", "th", "thead", "tr", "ul",
