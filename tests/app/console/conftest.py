@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
+import time
 from collections.abc import AsyncIterator, Iterator
 
 import pytest
@@ -16,7 +18,14 @@ from tests.app.pooled_engine import PooledEngine
 expect.set_options(timeout=30_000)
 ADVICE = "willReadFrequently"
 """Of what the browser tells who reads a canvas twice: tests."""
-FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
+_FLAGS = (
+    *("--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-extensions"),
+    *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
+    *("--disable-background-timer-throttling", "--disable-renderer-backgrounding"),
+    *("--disable-backgrounding-occluded-windows", "--disable-back-forward-cache"),
+    *("--hide-scrollbars", "--force-color-profile=srgb", "--remote-debugging-port=0"),
+)
+_START_SECONDS = 60.0
 
 
 @pytest.fixture
@@ -28,11 +37,24 @@ async def engine(tokenizer: PreTrainedTokenizerBase) -> AsyncIterator[PooledEngi
 
 
 @pytest.fixture(scope="session")
-def chromium() -> str:
+def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of one that all tests share: to start takes longer than most of them."""
     found = shutil.which("chromium") or shutil.which("chromium-browser")
     if found is None:
         pytest.skip("chromium is not installed: the console is not tested (apt install chromium)")
-    return found
+    profile = tmp_path_factory.mktemp("chromium")
+    command = [found, *_FLAGS, f"--user-data-dir={profile}", "about:blank"]
+    process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+    try:
+        told = profile / "DevToolsActivePort"
+        deadline = time.monotonic() + _START_SECONDS
+        while len(address := told.read_text().split() if told.exists() else []) < 2:
+            assert time.monotonic() < deadline, "chromium does not start"
+            time.sleep(0.02)
+        yield "ws://127.0.0.1:{}{}".format(*address)
+    finally:
+        process.terminate()
+        process.wait()
 
 
 @pytest.fixture
@@ -52,10 +74,10 @@ async def page(chromium: str, complaints: list[str], world: World) -> AsyncItera
             complaints.append(text)
 
     async with async_playwright() as playwright:
-        browser = await playwright.chromium.launch(executable_path=chromium, args=FLAGS)
+        browser = await playwright.chromium.connect_over_cdp(chromium)
         context = await browser.new_context(viewport={"width": 1440, "height": 900})
         page = await context.new_page()
         page.on("console", lambda message: hear(message.text))
         page.on("pageerror", lambda error: complaints.append(str(error)))
         yield page
-        await browser.close()
+        await context.close()

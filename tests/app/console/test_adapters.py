@@ -179,6 +179,7 @@ async def test_adapters_are_put_activated_pinned_and_deleted(
     assert (await admin.get("/tenants/acme/adapters")).json()["adapters"] == []
 
 
+@pytest.mark.exhaustive
 async def test_where_an_adapter_is_is_told_as_it_changes_and_looks_well(
     page: Page, world: World
 ) -> None:

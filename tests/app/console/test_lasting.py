@@ -112,6 +112,7 @@ async def test_a_conversation_is_there_behind_a_reload_and_is_gone_on_with(
     await expect(page.locator(".said")).to_have_text(["first of all", "and then"])
 
 
+@pytest.mark.exhaustive
 async def test_forks_and_what_was_chosen_of_them_are_kept(page: Page, world: World) -> None:
     await enter(page, world)
     await say(page, "one")
@@ -322,6 +323,7 @@ async def test_what_is_deleted_before_its_answer_begins_is_forgotten_at_the_serv
     assert not any((await page.evaluate(STORED)).values())
 
 
+@pytest.mark.exhaustive
 async def test_turns_are_kept_in_their_order_whatever_the_clocks_of_tabs(
     page: Page, world: World
 ) -> None:
@@ -382,6 +384,7 @@ async def test_an_answer_is_stopped_behind_a_reload(page: Page, world: World) ->
     await eventually(lambda: not world.engine.active)
 
 
+@pytest.mark.exhaustive
 async def test_what_is_forgotten_while_it_is_written_is_asked_again(
     page: Page, world: World, complaints: list[str]
 ) -> None:
@@ -399,6 +402,7 @@ async def test_what_is_forgotten_while_it_is_written_is_asked_again(
     complaints.clear()  # the browser tells that the response is not there
 
 
+@pytest.mark.exhaustive
 async def test_tabs_that_know_nothing_of_each_other_overwrite_nothing(
     page: Page, world: World
 ) -> None:
@@ -418,6 +422,7 @@ async def test_tabs_that_know_nothing_of_each_other_overwrite_nothing(
     await expect(page.locator(".message").last).to_have_text("You said: two")
 
 
+@pytest.mark.exhaustive
 async def test_the_oldest_of_too_many_conversations_are_forgotten(page: Page, world: World) -> None:
     await enter(page, world)
     await page.evaluate(FILL, 210)

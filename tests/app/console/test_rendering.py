@@ -140,6 +140,7 @@ async def test_what_is_selected_open_or_focused_stays_as_an_answer_streams(
     await expect(page.locator(".reasoning summary")).to_have_text(re.compile(r"Thought for \d+ s"))
 
 
+@pytest.mark.exhaustive
 async def test_a_rich_answer_shuts_nobody_out(page: Page, world: World, tmp_path: Path) -> None:
     await enter(page, world)
     function = {"type": "function", "name": "stock", "parameters": {"type": "object"}}
@@ -196,9 +197,7 @@ async def test_formulas_and_code_ask_for_nothing_and_run_nothing(page: Page, wor
     assert "<math" not in await shown(page, f"${'x' * 5000}$")
 
 
-async def test_what_no_page_can_lay_out_in_time_is_shown_as_it_is(
-    page: Page, world: World
-) -> None:
+async def test_what_no_page_can_lay_out_in_time_is_shown_as_it_is(page: Page, world: World) -> None:
     await enter(page, world)
     for text in ("*a* " * 31_000, f"```json\n{'1,' * 31_000}\n```"):
         html = await shown(page, text)

@@ -91,6 +91,7 @@ def first(view: Locator) -> Locator:
     return rows(view).first
 
 
+@pytest.mark.exhaustive
 async def test_thousands_are_told_by_a_handful_of_requests_and_rows(
     page: Page, world: World, store: Store
 ) -> None:
@@ -153,6 +154,7 @@ async def test_tenants_are_searched_filtered_and_sorted_by_any_column(
     await expect(first(view)).to_contain_text("Customer 0")
 
 
+@pytest.mark.exhaustive
 async def test_what_was_looked_for_is_there_again_behind_a_page_and_a_reload(
     page: Page, world: World, store: Store, complaints: list[str]
 ) -> None:
@@ -175,6 +177,7 @@ async def test_what_was_looked_for_is_there_again_behind_a_page_and_a_reload(
     complaints.clear()
 
 
+@pytest.mark.exhaustive
 async def test_rows_do_not_move_away_from_who_is_about_to_choose_one(
     page: Page, world: World, store: Store
 ) -> None:

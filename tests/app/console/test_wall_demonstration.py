@@ -30,6 +30,7 @@ async def engine(tokenizer: PreTrainedTokenizerBase) -> AsyncIterator[PooledEngi
     await engine.close()
 
 
+@pytest.mark.exhaustive
 async def test_one_button_shows_sharing_and_all_of_it_goes(
     page: Page, world: World, engine: PooledEngine, tmp_path: Path
 ) -> None:

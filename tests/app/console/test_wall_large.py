@@ -41,6 +41,7 @@ async def engine(tokenizer: PreTrainedTokenizerBase) -> AsyncIterator[PooledEngi
     await engine.close()
 
 
+@pytest.mark.exhaustive
 async def test_blocks_are_seen_as_tiles_and_closer_one_by_one(
     page: Page, world: World, tmp_path: Path
 ) -> None:

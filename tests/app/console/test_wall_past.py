@@ -83,6 +83,7 @@ async def test_what_is_kept_has_a_bound(page: Page, world: World) -> None:
     assert found["KEPT_MS"] <= found["quiet"] < found["KEPT_MS"] + 60_000
 
 
+@pytest.mark.exhaustive
 async def test_one_looks_back_while_what_happens_now_is_received(
     page: Page, world: World, tmp_path: Path
 ) -> None:

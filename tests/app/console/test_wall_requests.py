@@ -48,6 +48,7 @@ async def test_a_row_tells_when_who_and_how_much_was_found(page: Page, rows: Loc
     await expect(again).to_have_attribute("aria-selected", "false")
 
 
+@pytest.mark.exhaustive
 async def test_filters_leave_those_that_are_meant(
     page: Page, rows: Locator, tmp_path: Path
 ) -> None:

@@ -160,6 +160,7 @@ async def test_an_answer_is_told_once_to_who_hears_the_page(page: Page, world: W
     assert await page.evaluate("window.heard") == ["You said: Say it slowly"]
 
 
+@pytest.mark.exhaustive
 async def test_the_line_is_for_developers_and_bounded(page: Page, world: World) -> None:
     world.engine.answer = "word " * 200
     await enter(page, world)
