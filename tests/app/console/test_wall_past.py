@@ -6,6 +6,7 @@ import base64
 import re
 from pathlib import Path
 
+import pytest
 from playwright.async_api import Page, expect
 
 from tests.app.conftest import MODEL, World
