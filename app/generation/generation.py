@@ -103,8 +103,7 @@ class Generation:
         self._texts = TokenTexts(tokenizer)
         self.cached_tokens = asked.cached_tokens
         self.cache_write_tokens = asked.cache_write_tokens
-        self.saved_seconds = 0.0
-        """Of computing, as tokens were found in the cache."""
+        self.saved_seconds = 0.0  # of computing, as tokens were found in the cache
         self.is_for_somebody = True
         """Or a demonstration's, which saves nobody anything."""
         self.failure: ApiError | None = None
@@ -296,14 +295,13 @@ class Generation:
         prompt, cached = (len(self.request.prompt), self.cached_tokens) if first else (0, 0)
         reason = self.outcome if self._deltas is None else None
         traffic, tenant = self._metrics.traffic, self.request.tenant
-        saved_seconds = self.saved_seconds if first else 0.0
-        traffic.count_answer(tenant, prompt, cached, output, reason, saved_seconds)
+        saved = self.saved_seconds if first else 0.0
+        traffic.count_answer(tenant, prompt, cached, output, reason, saved)
         if self.asked.adapter is not None:
             traffic.count_adapter(tenant, self.asked.adapter, int(first), prompt, cached, output)
         if first:
             self._prompt_is_counted = True
-            origin = self.prompt.origin
-            name = None if origin is None else f"{origin.owner}/{origin.name}"
+            name = f"{one.owner}/{one.name}" if (one := self.prompt.origin) else None
             if name is not None:
                 traffic.count_prompt(name, prompt, cached)
             if self.is_for_somebody:
@@ -312,8 +310,7 @@ class Generation:
     def _count_saved(self, registered: str | None) -> None:
         """Account for what it has saved; a registered prompt's part is that of its tokens."""
         prompt, found, prices = len(self.request.prompt), self.cached_tokens, self.ticket.prices
-        shared = self.request.namespaces.shared_tokens
-        found_of = min(found, shared)
+        found_of = min(found, shared := self.request.namespaces.shared_tokens)
         seconds = self.saved_seconds * found_of / found if found else 0.0
         self._metrics.sharing.count(
             self.request.tenant,

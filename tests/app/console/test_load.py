@@ -246,6 +246,10 @@ async def test_what_sharing_is_worth_is_told_to_the_token(
     await expect(view).to_contain_text(f"{sum(lost.values()):,} since the engine's start.")
     await expect(view).to_contain_text("a pool of twice the size would have found")
     await expect(page.locator("#view-load")).to_contain_text(re.compile(r"p99 [\d.]+ ms"))
+    await page.goto(f"{world.admin_url}/console/#wall/acme")
+    saved = f"acme's prompts found {found['acme']:,} of {prompt['acme']:,} tokens today"
+    await expect(page.locator("#view-wall .saved")).to_contain_text(saved)
+    await page.goto(f"{world.admin_url}/console/#load")
     going_on = asyncio.create_task(keep_asking(world, again))
     await check_looks(page, "load", tmp_path)
     going_on.cancel()

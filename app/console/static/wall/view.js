@@ -3,6 +3,8 @@
 import { Demonstration } from "./demonstration.js";
 import { Replicas } from "./replicas.js";
 import { Wall } from "./wall.js";
+import { make } from "../dom.js";
+import { Worth } from "./worth.js";
 
 /**
  * An address is `#wall/TENANT/REQUEST`: that tenant's cells and requests alone, and one of these.
@@ -19,16 +21,21 @@ export function mount(element, api, path) {
   });
   const above = document.createElement("section");
   above.ariaLabel = "Demonstration";
-  element.prepend(above);
+  const saved = Object.assign(make("p", "saved"), { hidden: true });
+  element.prepend(above, saved);
   const demonstration = new Demonstration(above, api, () => element.cells);
+  const worth = new Worth(saved, api);
+  worth.visit(path[0]);
   return {
     close() {
       demonstration.close();
+      worth.close();
       replicas.close();
     },
     /** @param {string[]} to */
     visit(to) {
       shown = to;
+      worth.visit(to[0]);
       for (const { wall } of replicas.walls.values()) wall.visit(to);
     },
   };
