@@ -46,8 +46,8 @@ export class Worth {
     if (this.told === null) return;
     const { total, tenants, currency } = this.told;
     const { today } = tenants.find(({ name }) => name === this.tenant) ?? (this.tenant ? {} : total);
-    this.element.hidden = today === undefined;
-    if (today === undefined) return;
+    this.element.hidden = !today?.prompt_tokens;
+    if (!today?.prompt_tokens) return;
     const paid = currency === null ? "" : `, ${money(today.worth, currency)}`;
     put(this.line, `${this.tenant ? `${this.tenant}'s` : "All"} prompts found ${COUNT(today.found_tokens)} of `
       + `${COUNT(today.prompt_tokens)} tokens today (${PART(today.hit_rate)}): ${DURATION(today.seconds)} of computing saved${paid}.`);
