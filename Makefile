@@ -54,7 +54,7 @@ lint: develop
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	@if command -v npm > /dev/null; then \
-		set -x; cd app/console && npm install --silent --no-package-lock && npm run --silent lint; \
+		set -x; cd tests/app/console/lint && npm install --silent --no-package-lock && npm run --silent lint; \
 	else echo "npm is not installed: the console's pages are not checked" >&2; fi
 
 # On a machine with a CUDA device: checks what only that can show, and measures it, in minutes.

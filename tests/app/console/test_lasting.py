@@ -60,6 +60,17 @@ FILL = """async (count) => {
   await new Promise((resolve) => { transaction.oncomplete = resolve; });
   database.close();
 }"""
+KEPT_DRAFT = """(draft) => new Promise((resolve) => {
+  const opening = indexedDB.open("partywall");
+  opening.onsuccess = () => {
+    const transaction = opening.result.transaction("conversations");
+    const asking = transaction.objectStore("conversations").getAll();
+    asking.onsuccess = () => {
+      opening.result.close();
+      resolve(asking.result.some((one) => one.draft === draft));
+    };
+  };
+})"""
 
 
 @pytest.fixture
@@ -208,6 +219,7 @@ async def test_a_draft_of_each_conversation_survives_a_reload(page: Page, world:
     await page.get_by_role("button", name="New conversation").click()
     await expect(page.get_by_label("Message")).to_have_value("")
     await page.get_by_label("Message").fill("another one")
+    await page.wait_for_function(KEPT_DRAFT, arg="another one")
     await page.reload()
     await connected(page)
     await expect(page.get_by_label("Message")).to_have_value("another one")

@@ -69,4 +69,4 @@ def test_many_turns_of_one_side_take_time_as_they_grow() -> None:
         generation_request(body)
         return time.process_time() - began
 
-    assert min(seconds(4_000) for _ in range(3)) < 0.1
+    assert min(seconds(4_000) for _ in range(3)) < 0.3
