@@ -274,6 +274,8 @@ class Generation:
         prompt = len(self.request.prompt) if first else 0
         cached = self.cached_tokens if first else 0
         self._count(owes_prompt=owes_prompt)
+        if first and self.is_for_somebody:
+            self._count_saved()
         used = Used(
             prompt_tokens=prompt,
             cached_tokens=cached,
@@ -301,17 +303,15 @@ class Generation:
             traffic.count_adapter(tenant, self.asked.adapter, int(first), prompt, cached, output)
         if first:
             self._prompt_is_counted = True
-            name = f"{one.owner}/{one.name}" if (one := self.prompt.origin) else None
-            if name is not None:
-                traffic.count_prompt(name, prompt, cached)
-            if self.is_for_somebody:
-                self._count_saved(name)
+            if origin := self.prompt.origin:
+                traffic.count_prompt(f"{origin.owner}/{origin.name}", prompt, cached)
 
-    def _count_saved(self, registered: str | None) -> None:
+    def _count_saved(self) -> None:
         """Account for what it has saved; a registered prompt's part is that of its tokens."""
         prompt, found, prices = len(self.request.prompt), self.cached_tokens, self.ticket.prices
         found_of = min(found, shared := self.request.namespaces.shared_tokens)
         seconds = self.saved_seconds * found_of / found if found else 0.0
+        registered = f"{one.owner}/{one.name}" if (one := self.prompt.origin) else None
         self._metrics.sharing.count(
             self.request.tenant,
             Saved.by_one(prompt, found, self.saved_seconds, prices),

@@ -1,7 +1,8 @@
 """What sharing is worth: tokens of prompts that were found, and what computing them would cost.
 
-Counted with the first token of each answer, of all and by tenant and registered prompt: today
-(UTC), and in the last seconds. Who does most has a tally of its own, so what is kept is bounded.
+Counted as each answer ends, before its end is told, of all and by tenant and registered prompt:
+today (UTC), and in the last seconds. Who does most has a tally of its own, so what is kept is
+bounded.
 """
 
 from __future__ import annotations

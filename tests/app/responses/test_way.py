@@ -19,7 +19,7 @@ from tests.app.conftest import MODEL, World
 from tests.app.pooled_engine import PooledEngine
 
 PROJECT = Path(__file__).parents[3]
-MOST = 25
+MOST = 24
 BESIDE = ("Supervisor.", "Connections._review")
 DELTA = b"response.output_text.delta"
 
