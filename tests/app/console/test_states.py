@@ -14,7 +14,7 @@ from engine.api import Kind
 from engine.blocks.wall import FINDABLE, HELD, STATE
 from tests.app.conftest import MODEL, World
 from tests.app.console.signing_in import sign_in
-from tests.app.console.test_wall import CELLS, CORNERS, DRAWN
+from tests.app.console.wall.test_wall import CELLS, CORNERS, DRAWN
 from tests.app.pooled_engine import PooledEngine
 from tests.engine.blocks.test_wall import truth
 from tests.engine.blocks.watching import Cell

@@ -9,7 +9,7 @@ from playwright.async_api import FilePayload, Page, expect
 from bench.pictures.hostile import drawn, file_of
 from tests.app.cli.test_chat_client import piped
 from tests.app.conftest import World
-from tests.app.console.chatting import answered, enter, say
+from tests.app.console.chat.chatting import answered, enter, say
 from tests.app.console.conftest import chromium as chromium
 from tests.app.console.conftest import complaints as complaints
 from tests.app.console.conftest import page as page

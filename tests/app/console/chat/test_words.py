@@ -9,7 +9,7 @@ from transformers import PreTrainedTokenizerBase
 
 from tenants.usage.prices import PriceList, Prices
 from tests.app.conftest import MODEL, World, eventually
-from tests.app.console.chatting import (
+from tests.app.console.chat.chatting import (
     answered,
     connected,
     cut,

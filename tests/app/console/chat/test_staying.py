@@ -7,7 +7,7 @@ from playwright.async_api import Page, expect
 from transformers import PreTrainedTokenizerBase
 
 from tests.app.conftest import MODEL, World
-from tests.app.console.chatting import answered, enter, say, tape
+from tests.app.console.chat.chatting import answered, enter, say, tape
 from tests.app.scripted_engine import ScriptedEngine
 
 LONG = "\n\n".join(f"Line {number}" for number in range(60))

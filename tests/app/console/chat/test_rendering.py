@@ -13,8 +13,8 @@ from playwright.async_api import Page, expect
 from transformers import PreTrainedTokenizerBase
 
 from tests.app.conftest import World
-from tests.app.console.chatting import answered, enter, say, set_up
-from tests.app.console.long_answers import KINDS, long_answer, longest_task, stream
+from tests.app.console.chat.chatting import answered, enter, say, set_up
+from tests.app.console.chat.long_answers import KINDS, long_answer, longest_task, stream
 from tests.app.console.looks import check_looks
 from tests.app.scripted_engine import ScriptedEngine
 

@@ -13,27 +13,21 @@ from playwright.async_api import Page, expect
 from transformers import PreTrainedTokenizerBase
 
 from tests.app.conftest import World, eventually
-from tests.app.console.chatting import answered, connected, enter, hear_half, say, tape
+from tests.app.console.chat.chatting import (
+    STORED,
+    answered,
+    beside,
+    connected,
+    enter,
+    hear_half,
+    say,
+    tape,
+)
 from tests.app.console.looks import check_page
 from tests.app.console.signing_in import sign_in
 from tests.app.scripted_engine import ScriptedEngine
 
 SCHEMES: tuple[Literal["dark", "light"], ...] = ("dark", "light")
-DATABASES = "async () => (await indexedDB.databases()).map(({name}) => name)"
-STORED = """async () => {
-  const opening = indexedDB.open("partywall");
-  await new Promise((resolve) => { opening.onsuccess = resolve; });
-  const database = opening.result;
-  const all = {};
-  for (const name of database.objectStoreNames) {
-    const request = database.transaction(name).objectStore(name).getAllKeys();
-    await new Promise((resolve) => { request.onsuccess = resolve; });
-    all[name] = request.result;
-  }
-  database.close();
-  return all;
-}"""
-
 HOLD = """() => {
   const {line} = document.getElementById("view-chat");
   const hear = line.hear.bind(line);
@@ -44,51 +38,11 @@ HOLD = """() => {
     held.forEach(hear);
   };
 }"""
-AN_HOUR_AGO = """() => Object.defineProperty(performance, "timeOrigin", {
-  value: performance.timeOrigin - 3_600_000,
-})"""
-FILL = """async (count) => {
-  const opening = indexedDB.open("partywall");
-  await new Promise((resolve) => { opening.onsuccess = resolve; });
-  const database = opening.result;
-  const transaction = database.transaction("conversations", "readwrite");
-  for (let number = 0; number < count; number++) {
-    const id = String(number);
-    const heading = { id, title: `Number ${number}`, changedAt: 1e12 + number, draft: "" };
-    transaction.objectStore("conversations").put(heading, ["acme", id]);
-  }
-  await new Promise((resolve) => { transaction.oncomplete = resolve; });
-  database.close();
-}"""
-KEPT_DRAFT = """(draft) => new Promise((resolve) => {
-  const opening = indexedDB.open("partywall");
-  opening.onsuccess = () => {
-    const transaction = opening.result.transaction("conversations");
-    const asking = transaction.objectStore("conversations").getAll();
-    asking.onsuccess = () => {
-      opening.result.close();
-      resolve(asking.result.some((one) => one.draft === draft));
-    };
-  };
-})"""
 
 
 @pytest.fixture
 def engine(tokenizer: PreTrainedTokenizerBase) -> ScriptedEngine:
     return ScriptedEngine(tokenizer)
-
-
-async def beside(page: Page, world: World, address: str) -> Page:
-    """A second tab, in which the same key has signed in, at an address."""
-    tab = await page.context.new_page()
-    await tab.goto(f"{world.base_url}/console/")
-    await tab.evaluate(
-        "([key]) => sessionStorage.setItem('partywall.token', key)", [world.keys["acme"]]
-    )
-    await tab.goto(address)
-    await tab.reload()
-    await connected(tab)
-    return tab
 
 
 async def forget(world: World, response: str) -> None:
@@ -183,48 +137,6 @@ async def test_what_the_service_has_forgotten_is_told_again(page: Page, world: W
     assert "You said: one" in prompt
     assert prompt.index("one") < prompt.index("two")
     await expect(page.locator(".problem")).to_have_count(0)
-
-
-async def test_a_second_tab_sees_what_the_first_one_asks_and_both_are_kept(
-    page: Page, world: World
-) -> None:
-    await enter(page, world)
-    await say(page, "one")
-    await answered(page)
-    tab = await beside(page, world, page.url)
-    await expect(tab.locator(".message")).to_have_text(["You said: one"])
-    world.engine.hold_after = 9
-    await say(page, "two")
-    await expect(tab.locator(".said")).to_have_text(["one", "two"])
-    await expect(tab.locator(".message").last).to_have_text("You said:")
-    world.engine.release()
-    await answered(tab, 2)
-    await expect(tab.locator(".message").last).to_have_text("You said: two")
-    await answered(page, 2)
-    await say(tab, "three")
-    await expect(page.locator(".message").last).to_have_text("You said: three")
-    await page.reload()
-    await expect(page.locator(".said")).to_have_text(["one", "two", "three"])
-    assert len(world.engine.requests) == 3
-    await page.get_by_role("button", name="Delete").click()
-    await page.get_by_role("button", name="Really delete?").click()
-    await expect(tab.locator(".said")).to_have_count(0)
-
-
-async def test_a_draft_of_each_conversation_survives_a_reload(page: Page, world: World) -> None:
-    await enter(page, world)
-    await say(page, "one")
-    await answered(page)
-    await page.get_by_label("Message").fill("half a thought")
-    await page.get_by_role("button", name="New conversation").click()
-    await expect(page.get_by_label("Message")).to_have_value("")
-    await page.get_by_label("Message").fill("another one")
-    await page.wait_for_function(KEPT_DRAFT, arg="another one")
-    await page.reload()
-    await connected(page)
-    await expect(page.get_by_label("Message")).to_have_value("another one")
-    await page.get_by_role("link", name="one", exact=True).click()
-    await expect(page.get_by_label("Message")).to_have_value("half a thought")
 
 
 async def test_a_conversation_is_renamed_in_place(page: Page, world: World) -> None:
@@ -335,41 +247,6 @@ async def test_what_is_deleted_before_its_answer_begins_is_forgotten_at_the_serv
     assert not any((await page.evaluate(STORED)).values())
 
 
-@pytest.mark.exhaustive
-async def test_turns_are_kept_in_their_order_whatever_the_clocks_of_tabs(
-    page: Page, world: World
-) -> None:
-    await enter(page, world)
-    await say(page, "one")
-    await answered(page)
-    tab = await beside(page, world, page.url)
-    await tab.evaluate(AN_HOUR_AGO)
-    await say(tab, "two")
-    await answered(tab, 2)
-    await page.reload()
-    await expect(page.locator(".said")).to_have_text(["one", "two"])
-
-
-async def test_a_browser_that_has_no_room_left_is_told_of(page: Page, world: World) -> None:
-    await enter(page, world)
-    storage = await page.context.new_cdp_session(page)
-    room = {"origin": world.base_url, "quotaSize": 1000}
-    await storage.send("Storage.overrideQuotaForOrigin", room)
-    await say(page, "word " * 300)
-    await answered(page)
-    await expect(page.get_by_role("alert")).to_contain_text("not kept in this browser: it has no")
-
-
-async def test_no_key_is_kept_with_conversations(page: Page, world: World) -> None:
-    await enter(page, world)
-    await say(page, "one")
-    await answered(page)
-    assert "partywall" in await page.evaluate(DATABASES)
-    kept = await page.evaluate(STORED)
-    assert {key[0] for keys in kept.values() for key in keys} == {"acme"}
-    assert len(kept["turns"]) == len(kept["answers"]) == 1
-
-
 async def test_on_a_telephone_conversations_are_behind_a_button(page: Page, world: World) -> None:
     await page.set_viewport_size({"width": 360, "height": 640})
     await enter(page, world)
@@ -412,39 +289,3 @@ async def test_what_is_forgotten_while_it_is_written_is_asked_again(
     assert len(world.engine.requests) == 2
     assert [one for one in complaints if "404" not in one] == []
     complaints.clear()  # the browser tells that the response is not there
-
-
-@pytest.mark.exhaustive
-async def test_tabs_that_know_nothing_of_each_other_overwrite_nothing(
-    page: Page, world: World
-) -> None:
-    await page.context.add_init_script("BroadcastChannel.prototype.postMessage = () => {}")
-    await enter(page, world)
-    await say(page, "one")
-    await answered(page)
-    tab = await beside(page, world, page.url)
-    await expect(tab.locator(".message")).to_have_text(["You said: one"])
-    for asking, text in ((page, "two"), (tab, "three")):
-        await say(asking, text)
-        await answered(asking, 2)
-    await page.reload()
-    await expect(page.get_by_text("2 of 2")).to_be_visible()
-    await expect(page.locator(".message").last).to_have_text("You said: three")
-    await page.get_by_role("button", name="The version before").click()
-    await expect(page.locator(".message").last).to_have_text("You said: two")
-
-
-@pytest.mark.exhaustive
-async def test_the_oldest_of_too_many_conversations_are_forgotten(page: Page, world: World) -> None:
-    await enter(page, world)
-    await page.evaluate(FILL, 210)
-    await page.reload()
-    await connected(page)
-    conversations = page.get_by_role("navigation", name="Conversations").get_by_role("link")
-    await expect(conversations).to_have_count(211)
-    await say(page, "one")
-    await answered(page)
-    await expect(conversations).to_have_count(200)
-    await expect(conversations.last).to_have_text("Number 11")
-    await page.reload()
-    await expect(conversations).to_have_count(200)

@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerBase
 
 from tests.app.adapter_files import LINEARS, config_of, weights_of
 from tests.app.conftest import MODEL, World, eventually
-from tests.app.console.chatting import answered, enter, say, set_up, tape
+from tests.app.console.chat.chatting import answered, enter, say, set_up, tape
 from tests.app.console.looks import check_looks, check_page
 from tests.app.console.signing_in import sign_in
 from tests.app.scripted_engine import ScriptedEngine

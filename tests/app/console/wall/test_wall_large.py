@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerBase
 from tests.app.conftest import World
 from tests.app.console.looks import check_looks, check_page
 from tests.app.console.signing_in import sign_in
-from tests.app.console.test_wall import random_load
+from tests.app.console.wall.test_wall import random_load
 from tests.app.pooled_engine import PooledEngine
 
 NUM_BLOCKS = 20_000

@@ -15,7 +15,7 @@ from websockets.asyncio.client import connect
 from websockets.exceptions import InvalidStatus
 
 from tests.app.conftest import ADMIN_TOKEN, World, eventually
-from tests.app.console.chatting import (
+from tests.app.console.chat.chatting import (
     answered,
     connected,
     cut,

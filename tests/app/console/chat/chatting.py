@@ -10,6 +10,21 @@ from playwright.async_api import Page, expect
 from tests.app.conftest import World
 from tests.app.console.signing_in import sign_in
 
+# What a browser keeps, by the names of its stores.
+STORED = """async () => {
+  const opening = indexedDB.open("partywall");
+  await new Promise((resolve) => { opening.onsuccess = resolve; });
+  const database = opening.result;
+  const all = {};
+  for (const name of database.objectStoreNames) {
+    const request = database.transaction(name).objectStore(name).getAllKeys();
+    await new Promise((resolve) => { request.onsuccess = resolve; });
+    all[name] = request.result;
+  }
+  database.close();
+  return all;
+}"""
+
 
 async def enter(page: Page, world: World, tenant: str = "acme") -> None:
     await sign_in(page, world.base_url, world.keys[tenant])
@@ -87,3 +102,16 @@ def _unnamed(value: Any) -> Any:
             for name, one in value.items()
         }
     return [_unnamed(one) for one in value] if isinstance(value, list) else value
+
+
+async def beside(page: Page, world: World, address: str) -> Page:
+    """A second tab, in which the same key has signed in, at an address."""
+    tab = await page.context.new_page()
+    await tab.goto(f"{world.base_url}/console/")
+    await tab.evaluate(
+        "([key]) => sessionStorage.setItem('partywall.token', key)", [world.keys["acme"]]
+    )
+    await tab.goto(address)
+    await tab.reload()
+    await connected(tab)
+    return tab
