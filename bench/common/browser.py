@@ -7,7 +7,7 @@ import shutil
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from bench.registry import BenchError
 
@@ -52,6 +52,15 @@ async def browser() -> AsyncIterator[Browser]:
             yield started
         finally:
             await started.close()
+
+
+class Task(NamedTuple):
+    """What a page did before it could do anything else."""
+
+    milliseconds: float
+    """By the clock: also those in which another process had the processor."""
+    computed: float
+    """The milliseconds in which it had the processor itself."""
 
 
 @dataclass
@@ -106,9 +115,9 @@ async def heap_mib(session: CDPSession) -> float:
 
 
 @asynccontextmanager
-async def traced_tasks(started: Browser, page: Page) -> AsyncIterator[list[float]]:
-    """The lengths in milliseconds of the tasks of the page's main thread, to be read behind it."""
-    tasks: list[float] = []
+async def traced_tasks(started: Browser, page: Page) -> AsyncIterator[list[Task]]:
+    """The tasks of the page's main thread, to be read behind it."""
+    tasks: list[Task] = []
     categories = ["toplevel", "disabled-by-default-devtools.timeline", "__metadata"]
     await started.start_tracing(page=page, categories=categories)
     yield tasks
@@ -119,7 +128,7 @@ async def traced_tasks(started: Browser, page: Page) -> AsyncIterator[list[float
         if one["name"] == "thread_name" and one["args"]["name"] == _MAIN_THREAD
     }
     tasks += [
-        one["dur"] / 1000
+        Task(one["dur"] / 1000, one.get("tdur", one["dur"]) / 1000)
         for one in events
         if one["name"] == _TASK and (one["pid"], one["tid"]) in threads and "dur" in one
     ]

@@ -41,6 +41,7 @@ FIGURES: Final = {
     "first_paint_ms": "milliseconds to the first paint, on a processor four times slower",
     "can_type_ms": "milliseconds until one can type in the chat, on that processor",
     "longest_task_ms": "the longest task of the page's main thread while a long answer streams, ms",
+    "longest_task_cpu_ms": "the longest by the milliseconds of the processor that it took",
     "late_tasks": "tasks of more than 50 ms meanwhile",
     "dropped_frames_percent": "pictures of sixty a second that were not drawn meanwhile, percent",
     "opening_task_ms": "the longest task while that answer is opened anew, ms",
@@ -174,10 +175,11 @@ async def _streamed(started: Browser, url: str, key: str) -> dict[str, float]:
         await page.wait_for_function(_CAN_TYPE)
         await asyncio.sleep(_SETTLE_SECONDS)
     return {
-        "longest_task_ms": max(tasks),
-        "late_tasks": float(sum(one > _LATE_MS for one in tasks)),
+        "longest_task_ms": max(one.milliseconds for one in tasks),
+        "longest_task_cpu_ms": max(one.computed for one in tasks),
+        "late_tasks": float(sum(one.milliseconds > _LATE_MS for one in tasks)),
         "dropped_frames_percent": dropped,
-        "opening_task_ms": max(opening),
+        "opening_task_ms": max(one.milliseconds for one in opening),
     }
 
 
@@ -195,7 +197,7 @@ async def _wall(options: argparse.Namespace) -> dict[str, float]:
         await asyncio.sleep(60 * options.minutes)
         dropped = await dropped_percent(page)
         return {
-            "wall_longest_task_ms": max(tasks),
+            "wall_longest_task_ms": max(one.milliseconds for one in tasks),
             "wall_dropped_frames_percent": dropped,
             "wall_heap_before_mib": before,
             "wall_heap_after_mib": await heap_mib(session),
