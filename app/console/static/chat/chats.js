@@ -28,6 +28,7 @@ import { noticeOf } from "./said/words.js";
 const REST = 4; // times as long as the drawing took
 const NAMED = ["model", "beside"]; // fields of the settings: what a conversation's sides ask
 const GO_ON = "Go on.";
+const HEARD = 2000; // characters of an answer: some minutes of speech, in one go
 const MARKUP = `
 <div class="chat">
   <nav class="conversations" aria-label="Conversations"></nav>
@@ -257,10 +258,11 @@ export class Chats {
     }), this.restMs);
   }
 
-  // Tell who hears the page of an answer once, when it has ended.
+  // Tell who hears the page of an answer once, when it has ended: of a long one how it begins.
   /** @param {Conversation} conversation @param {Turn} turn */
   announce(conversation, { answer }) {
-    const text = conversation === this.current ? answer.text : `An answer in ${conversation.name} has ended.`;
+    const begin = answer.text.length > HEARD ? `${answer.text.slice(0, HEARD)}… The rest is in the page.` : answer.text;
+    const text = conversation === this.current ? begin : `An answer in ${conversation.name} has ended.`;
     put(this.part(".heard"), [text, answer.problem].filter(Boolean).join(" "));
   }
 

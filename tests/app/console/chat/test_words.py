@@ -160,6 +160,14 @@ async def test_an_answer_is_told_once_to_who_hears_the_page(page: Page, world: W
     assert await page.evaluate("window.heard") == ["You said: Say it slowly"]
 
 
+async def test_of_a_long_answer_is_told_how_it_begins(page: Page, world: World) -> None:
+    world.engine.answer = "word " * 500
+    await enter(page, world)
+    await say(page, "Many words")
+    await answered(page)
+    await expect(page.locator(".heard")).to_have_text("word " * 400 + "… The rest is in the page.")
+
+
 @pytest.mark.exhaustive
 async def test_the_line_is_for_developers_and_bounded(page: Page, world: World) -> None:
     world.engine.answer = "word " * 200
