@@ -70,7 +70,7 @@ def test_fairness_loads_both_policies(
     slow_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     options = ["--rounds", "1", "--seconds", "2", "--grace-seconds", "1"]
-    options += ["--calibration-seconds", "1", "--backlog-seconds", "4"]
+    options += ["--calibration-seconds", "4", "--backlog-seconds", "4"]
     # Few slots and long answers: what is slow must be the engine, and not the clients.
     options += ["--max-running-requests", "2", "--prompt-words", "16", "--output-tokens", "64"]
     found = figures("fairness", slow_model, tmp_path, monkeypatch, *options)

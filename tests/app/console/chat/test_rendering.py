@@ -68,7 +68,8 @@ SELECT = """() => {
 HEAR = """(event) => document.getElementById("view-chat").line.hear(
   { stream_id: "chat-1", ...event })"""
 FIRST = "The first of all paragraphs."
-MOST_TASK_MS = 50
+# Twice what a quiet machine shows, which `bench console` measures: tests run beside others.
+MOST_TASK_MS = 100
 BOMB = r"$\def\a{xxxxxxxxxx}\def\b{\a\a\a\a\a\a\a\a}\def\c{\b\b\b\b\b\b\b\b}\c\c\c\c\c\c\c\c\c\c\c$"
 
 
