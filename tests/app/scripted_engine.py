@@ -125,6 +125,7 @@ class ScriptedEngine:
     def release(self) -> None:
         self.hold_after = None
         self._released.set()
+        self._released = asyncio.Event()
 
     async def abort(self, request_id: str, index: int | None = None) -> None:
         if request_id in self._aborts and index is None:

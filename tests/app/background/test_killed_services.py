@@ -76,6 +76,7 @@ class Load:
         self.had: Counter[str] = Counter()
         self.streams: Counter[str] = Counter()
         self.refused = 0
+        self.answered = asyncio.Event()
 
     async def run(self) -> None:
         """Ask until the service is gone."""
@@ -108,6 +109,7 @@ class Load:
                     if line.startswith("data: {"):
                         usage = json.loads(line[len("data: ") :]).get("usage")
                         tokens = max(tokens, usage["completion_tokens"] if usage else 0)
+                        self.answered.set()
             finally:
                 self.had[tenant] += tokens
 
@@ -158,7 +160,8 @@ async def kill_services(kills: int, url: str, folder: Path, seed: int) -> tuple[
         for _ in range(kills):
             load = Load(base_url, keys, draw)
             asking = asyncio.create_task(load.run())
-            await asyncio.sleep(draw.uniform(0.05, 0.6))
+            await load.answered.wait()
+            await asyncio.sleep(draw.uniform(0, 0.5))
             await running.kill()
             await asking
             refused += load.refused

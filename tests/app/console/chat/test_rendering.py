@@ -68,8 +68,8 @@ SELECT = """() => {
 HEAR = """(event) => document.getElementById("view-chat").line.hear(
   { stream_id: "chat-1", ...event })"""
 FIRST = "The first of all paragraphs."
-# Twice what a quiet machine shows, which `bench console` measures: tests run beside others.
-MOST_TASK_MS = 100
+MOST_TASK_MS = 50
+TRIES = 3
 BOMB = r"$\def\a{xxxxxxxxxx}\def\b{\a\a\a\a\a\a\a\a}\def\c{\b\b\b\b\b\b\b\b}\c\c\c\c\c\c\c\c\c\c\c$"
 
 
@@ -80,9 +80,13 @@ def engine(tokenizer: PreTrainedTokenizerBase) -> ScriptedEngine:
 
 async def begin(page: Page, world: World) -> None:
     """An answer that has begun, and is told by the test from here on."""
+    await enter(page, world)
+    await go_on(page, world)
+
+
+async def go_on(page: Page, world: World) -> None:
     world.engine.answer = f"{FIRST}\n\n"
     world.engine.hold_after = len(world.engine.answer)
-    await enter(page, world)
     await say(page, "Go on")
     await expect(page.locator(".message p")).to_have_text(FIRST)
 
@@ -223,17 +227,33 @@ async def test_what_takes_too_long_to_be_read_is_shown_as_it_is(page: Page, worl
 async def test_no_task_is_long_as_a_long_answer_streams_or_is_opened(
     page: Page, world: World, kind: str
 ) -> None:
-    await begin(page, world)
     text = long_answer(kind)
-    assert await longest_task(page, stream(page, f"\n\n{text}")) < MOST_TASK_MS
+    await enter(page, world)
+    # The least of some tries is the page's own: beside a busy half of a core all takes longer.
+    tries = [await streamed_and_opened(page, world, text) for _ in range(TRIES)]
+    streamed, opened = (min(times) for times in zip(*tries, strict=True))
+    assert streamed < MOST_TASK_MS
+    assert opened < MOST_TASK_MS
+
+
+async def streamed_and_opened(page: Page, world: World, text: str) -> tuple[float, float]:
+    """The longest task of either, in milliseconds; a new conversation is left open."""
+    await go_on(page, world)
+    streamed = await longest_task(page, stream(page, f"\n\n{text}"))
     world.engine.release()
     await answered(page)
-    await page.evaluate("document.querySelector('[name=new]').click()")
-    await expect(page.locator(".message")).to_have_count(0)
+    await begin_another(page)
 
-    async def opened() -> None:
-        await page.get_by_role("link", name="Go on").click()
+    async def open_again() -> None:
+        await page.get_by_role("link", name="Go on").first.click()
         await answered(page)
 
-    assert await longest_task(page, opened()) < MOST_TASK_MS
+    opened = await longest_task(page, open_again())
     assert len(await page.locator(".message").inner_text()) > len(text) / 3
+    await begin_another(page)
+    return streamed, opened
+
+
+async def begin_another(page: Page) -> None:
+    await page.evaluate("document.querySelector('[name=new]').click()")
+    await expect(page.locator(".message")).to_have_count(0)
