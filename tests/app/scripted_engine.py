@@ -21,13 +21,13 @@ from engine.api import (
     EngineUnavailable,
     PromptLogprobs,
     Roll,
-    TenantStats,
     TokenDelta,
     TokenLogprobs,
 )
 from engine.blocks.hashing import Extras, block_hashes
 from engine.client import FleetFigures, Source, bring_nothing
 from engine.validation import check_request
+from tests.app.scripted_stats import scripted_stats
 
 BLOCK_SIZE = 16
 SAVED_SECONDS = 0.001
@@ -191,51 +191,9 @@ class ScriptedEngine:
     async def stats(self) -> EngineStats:
         if self.down:
             raise EngineUnavailable("down")
-        return EngineStats(
-            running=len(self.active),
-            waiting=0,
-            blocks_total=1024,
-            blocks_in_use=3,
-            blocks_cached=len(self.cached),
-            peak_blocks_in_use=7,
-            steps=1,
-            prompt_tokens=2,
-            cached_tokens=3,
-            output_tokens=4,
-            preemptions=14,
-            forks=5,
-            copied_blocks=5,
-            invariant_violations=0,
-            host_blocks_total=64,
-            host_blocks_used=8,
-            recomputed=9,
-            swapped_out=10,
-            swapped_in=11,
-            host_hit_blocks=12,
-            in_block_tokens=13,
-            spared_keys=14,
-            drafted_tokens=15,
-            accepted_tokens=16,
-            blocks_pinned=sum(len(blocks) for _, blocks in self.pins.values()),
-            blocks_leased=6,
-            lease_block_seconds=17.5,
-            leases_broken=18,
-            leases_cut=19,
-            tenants={tenant: self._tenant_stats(tenant) for tenant in set(self.cached.values())},
-        )
-
-    def _tenant_stats(self, tenant: str) -> TenantStats:
-        return TenantStats(
-            running=sum(
-                one.tenant == tenant for one in self.requests if one.request_id in self.active
-            ),
-            waiting=0,
-            blocks_held=0,
-            blocks_shared=0,
-            blocks_cached=sum(owner == tenant for owner in self.cached.values()),
-            blocks_pinned=sum(len(held) for owner, held in self.pins.values() if owner == tenant),
-            served=0.0,
-        )
+        tenants = {one.request_id: one.tenant for one in self.requests}
+        running = [tenants[request_id] for request_id in self.active]
+        return scripted_stats(running, self.cached, self.pins)
 
     async def generate(self, request: EngineRequest) -> AsyncIterator[TokenDelta]:
         if self.down:

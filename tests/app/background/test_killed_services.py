@@ -109,7 +109,8 @@ class Load:
                     if line.startswith("data: {"):
                         usage = json.loads(line[len("data: ") :]).get("usage")
                         tokens = max(tokens, usage["completion_tokens"] if usage else 0)
-                        self.answered.set()
+                        if tokens:
+                            self.answered.set()
             finally:
                 self.had[tenant] += tokens
 
@@ -157,11 +158,12 @@ async def kill_services(kills: int, url: str, folder: Path, seed: int) -> tuple[
     books, refused = Books(stores, redis, journals), 0
     async with services(url, journals) as running:
         base_url = await running.start()
-        for _ in range(kills):
+        for number in range(kills):
             load = Load(base_url, keys, draw)
             asking = asyncio.create_task(load.run())
-            await load.answered.wait()
-            await asyncio.sleep(draw.uniform(0, 0.5))
+            if number % 2 == 0:  # else perhaps before anything was answered
+                await load.answered.wait()
+            await asyncio.sleep(draw.uniform(0.05, 0.6))
             await running.kill()
             await asking
             refused += load.refused
